@@ -1,0 +1,51 @@
+"""Names that operator and runtime share: group, labels, child names, ports, paths, environment variables."""
+
+from __future__ import annotations
+
+GROUP = "sixfold.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+POLICY_KIND, POLICY_PLURAL = "InferencePolicy", "inferencepolicies"
+VARIANT_KIND, VARIANT_PLURAL = "ModelVariant", "modelvariants"
+
+POLICY_LABEL = f"{GROUP}/policy"
+VARIANT_LABEL = f"{GROUP}/variant"
+COMPONENT_LABEL = f"{GROUP}/component"
+SEQUENCE_ANNOTATION = f"{GROUP}/config-sequence"
+"""Patched on pods after a ConfigMap write: it makes the kubelet refresh the mounted volume at once."""
+
+GATEWAY, ENGINE, CLASSIFIER, PREPARE = "gateway", "engine", "classifier", "prepare"
+
+GATEWAY_PORT = 8000
+ENGINE_PORT = 8001
+CONFIG_DIRECTORY = "/etc/sixfold/config"
+CONFIG_KEY = "config.json"
+API_KEYS_DIRECTORY = "/etc/sixfold/api-keys"
+CREDENTIALS_DIRECTORY = "/etc/sixfold/credentials"
+CLAIMS_DIRECTORY = "/claims"
+"""Each claim is mounted at /claims/<claim>."""
+
+# Read by the runtime as settings with the prefix SIXFOLD_.
+ENV_POLICY = "SIXFOLD_POLICY"
+ENV_NAMESPACE = "SIXFOLD_NAMESPACE"
+ENV_POD = "SIXFOLD_POD"
+ENV_MODELS = "SIXFOLD_MODELS"
+"""JSON list of ServedModel."""
+ENV_ENGINES = "SIXFOLD_ENGINES"
+"""JSON list of host:port; a host may resolve to several pods."""
+ENV_CONFIG_DIRECTORY = "SIXFOLD_CONFIG_DIRECTORY"
+ENV_API_KEYS_DIRECTORY = "SIXFOLD_API_KEYS_DIRECTORY"
+
+
+def config_map_name(policy: str) -> str:
+    return f"{policy}-runtime"
+
+
+def component_name(policy: str, component: str) -> str:
+    """Name of the Deployment and of the Service of a component."""
+    return f"{policy}-{component}"
+
+
+def claim_path(claim: str, path: str = "") -> str:
+    """Where a folder of a claim lies inside a pod."""
+    return f"{CLAIMS_DIRECTORY}/{claim}/{path}".rstrip("/")

@@ -1,0 +1,89 @@
+"""Parts that both kinds share: how pods of the user's cluster are shaped, and references."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from sixfold_api.base import ApiModel, Rule
+from sixfold_api.scalars import LabelKey, LabelValue, ObjectName, OurName, Quantity, ShortText
+
+
+class VariantRef(ApiModel):
+    name: OurName
+    """Name of a ModelVariant in the same namespace."""
+
+
+class SecretRef(ApiModel):
+    name: ObjectName
+    """Name of a Secret in the same namespace."""
+
+
+class ClaimRef(ApiModel):
+    claim_name: ObjectName
+    """Name of a PersistentVolumeClaim in the same namespace."""
+
+
+class TolerationOperator(StrEnum):
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(ApiModel):
+    """A toleration, as in a pod."""
+
+    key: LabelKey | None = None
+    """Taint key; absent with operator Exists tolerates every taint."""
+    operator: TolerationOperator | None = None
+    """Exists or Equal (the default)."""
+    value: LabelValue | None = None
+    """Taint value for operator Equal."""
+    effect: TaintEffect | None = None
+    """Absent matches every effect."""
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """How long a NoExecute taint is tolerated."""
+
+
+ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16)]
+
+
+class Resources(ApiModel):
+    """Requests and limits of the main container. The accelerator is added by `accelerator`."""
+
+    requests: ResourceMap | None = None
+    """What the scheduler reserves."""
+    limits: ResourceMap | None = None
+    """What the container may use at most."""
+
+
+class PodSettings(ApiModel):
+    """How the pods are placed and sized. A change here rolls them."""
+
+    resources: Resources | None = None
+    """Requests and limits of the main container."""
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] | None = None
+    """Labels that a node must have."""
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = None
+    """Taints that the pods tolerate."""
+    image_pull_secrets: Annotated[list[SecretRef], Field(max_length=16)] | None = None
+    """Secrets for pulling the runtime image."""
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass, such as `nvidia`."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pods."""
+
+    rules = (
+        Rule(
+            "!has(self.tolerations) || self.tolerations.all(t, has(t.key) || (has(t.operator) && t.operator == 'Exists'))",
+            "a toleration without a key needs operator: Exists",
+            lambda pod: all(t.key or t.operator is TolerationOperator.EXISTS for t in pod.tolerations or ()),
+        ),
+    )

@@ -1,0 +1,189 @@
+"""InferencePolicy: what the user wants from inference, and what the operator reports back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from sixfold_api.base import ApiModel, Rule, StatusModel
+from sixfold_api.conditions import Conditions
+from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
+from sixfold_api.pods import PodSettings, SecretRef, VariantRef
+from sixfold_api.scalars import AcceleratorType, Compression, RolloutStrategy, ShortText
+
+
+class Accelerator(ApiModel):
+    """The device that an engine pod gets."""
+
+    type: AcceleratorType
+    """GPU or CPU."""
+    count: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Devices a pod; absent means 1. Only for GPU."""
+    resource_name: ShortText | None = None
+    """Extended resource to request; absent means nvidia.com/gpu. A MIG slice or another vendor goes here."""
+
+    rules = (
+        Rule(
+            "self.type == 'GPU' || (!has(self.count) && !has(self.resourceName))",
+            "count and resourceName are for type: GPU; remove them or set type: GPU",
+            lambda a: a.type is AcceleratorType.GPU or (a.count is None and a.resource_name is None),
+        ),
+    )
+
+
+class EngineSpec(ApiModel):
+    """A Deployment of engine pods."""
+
+    replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Engine pods; absent means 1. `kubectl scale` sets it."""
+    accelerator: Accelerator = Accelerator(type=AcceleratorType.GPU)
+    """Absent means one nvidia.com/gpu a pod."""
+    strategy: RolloutStrategy = RolloutStrategy.AUTO
+    """How a changed pod template rolls out. Surge starts a new pod before an old one stops and needs a spare
+    accelerator; Replace stops an old one first. Auto means Surge on CPU and for a lone GPU pod, else Replace."""
+    pod: PodSettings = PodSettings()
+    """Placement and size of the pods."""
+
+
+class RateLimit(ApiModel):
+    """Token bucket of each API key, shared out evenly over the gateway replicas."""
+
+    requests_per_second: Annotated[int, Field(ge=1, le=100_000)]
+    """Sustained rate of one key over all gateways."""
+    burst: Annotated[int, Field(ge=1, le=100_000)] = 10
+    """Requests that one key may send at once."""
+
+
+class GatewaySpec(ApiModel):
+    """The Deployment of gateway pods: keys, limits, tokenising, streaming. CPU only."""
+
+    replicas: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Gateway pods; absent means 1."""
+    api_keys_secret_ref: SecretRef | None = None
+    """Secret whose entry names are tenants and whose values are their API keys. Without it the gateway is open."""
+    rate_limit: RateLimit | None = None
+    """Absent means no limit."""
+    pod: PodSettings = PodSettings()
+    """Placement and size of the pods."""
+
+
+class GenerationSpec(ApiModel):
+    """Text generation: /v1/chat/completions and /v1/completions."""
+
+    variant_ref: VariantRef
+    """The ModelVariant with task Generation that answers."""
+
+
+class ClassificationSpec(ApiModel):
+    """Classification in one forward pass: /v1/classify."""
+
+    variant_ref: VariantRef
+    """The ModelVariant with task Classification that answers."""
+    engine: EngineSpec | None = None
+    """A Deployment of its own for the classifier; absent means that spec.engine serves it too."""
+
+
+class StreamingSpec(ApiModel):
+    """How streamed answers travel. On from level 3."""
+
+    compression: Compression = Compression.AUTO
+    """Auto compresses with zstd for clients that accept it; Off never compresses."""
+    level: Annotated[int, Field(ge=1, le=19)] = 3
+    """zstd level."""
+
+
+class InferencePolicySpec(ApiModel):
+    """One endpoint: which variants answer, on what hardware, with which cost-saving modes."""
+
+    rollback_level: Annotated[int, Field(ge=0, le=MAX_LEVEL, json_schema_extra={"default": MAX_LEVEL})] = MAX_LEVEL
+    """Ceiling of the cost-saving modes. 0: plain; 1: quantised weights; 2: speculative decoding too; 3: all.
+    A change reaches every pod without a restart."""
+    engine: EngineSpec = EngineSpec()
+    """The Deployment that runs the models."""
+    gateway: GatewaySpec = GatewaySpec()
+    """The Deployment that takes the requests."""
+    generation: GenerationSpec | None = None
+    """Text generation; absent means that the generation endpoints answer 404."""
+    classification: ClassificationSpec | None = None
+    """Classification; absent means that /v1/classify answers 404."""
+    streaming: StreamingSpec = StreamingSpec()
+    """Compressed streaming."""
+
+    rules = (
+        Rule(
+            "has(self.generation) || has(self.classification)",
+            "at least one of spec.generation and spec.classification is needed",
+            lambda s: s.generation is not None or s.classification is not None,
+        ),
+        Rule(
+            "!has(self.classification) || !has(self.classification.engine) || has(self.generation)",
+            "spec.classification.engine is for policies that generate too; without spec.generation use spec.engine",
+            lambda s: s.classification is None or s.classification.engine is None or s.generation is not None,
+        ),
+    )
+
+
+class LevelStatus(StatusModel):
+    """The level that the operator decided on; never above spec.rollbackLevel."""
+
+    target: Annotated[int, Field(ge=0, le=MAX_LEVEL)]
+    """The level that pods are told to run."""
+    reason: Annotated[str, StringConstraints(max_length=64)]
+    """Why this level: Spec means that it is the user's ceiling."""
+    since: Annotated[str, StringConstraints(max_length=32)]
+    """When the target last changed, RFC 3339 in UTC."""
+
+
+class ModeStatus(StatusModel):
+    name: Mode
+    """The mode."""
+    state: ModeState
+    """Active, BelowLevel, Unsupported or Off."""
+    reason: Annotated[str, StringConstraints(max_length=256)] = ""
+    """Why it is not active."""
+
+
+class ConfigStatus(StatusModel):
+    """How far the current RuntimeConfig has reached."""
+
+    sequence: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+    """Sequence number of the RuntimeConfig in the ConfigMap."""
+    pods: Annotated[int, Field(ge=0)]
+    """Running pods of the policy."""
+    applied: Annotated[int, Field(ge=0)]
+    """Pods among them that report this sequence."""
+
+
+class EngineStatus(StatusModel):
+    """Engine pods, as the scale subresource shows them."""
+
+    replicas: Annotated[int, Field(ge=0)] = 0
+    """Pods that exist."""
+    ready_replicas: Annotated[int, Field(ge=0)] = 0
+    """Pods that are ready."""
+    selector: Annotated[str, StringConstraints(max_length=512)] = ""
+    """Label selector of the pods."""
+
+
+class InferencePolicyStatus(StatusModel):
+    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    """metadata.generation that this status describes."""
+    effective_level: Annotated[int, Field(ge=0, le=MAX_LEVEL)] | None = None
+    """The level that every ready pod reports; it keeps its last value while they differ."""
+    level: LevelStatus | None = None
+    """The level that was decided."""
+    modes: Annotated[
+        list[ModeStatus],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = []
+    """What each mode does now, and why not if it doesn't."""
+    config: ConfigStatus | None = None
+    """How far the configuration has reached."""
+    engine: EngineStatus | None = None
+    """Engine pods."""
+    conditions: Conditions = []
+    """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict and OpenGateway while they hold."""

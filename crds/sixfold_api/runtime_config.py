@@ -1,0 +1,114 @@
+"""What the operator tells pods, and what pods tell the operator.
+
+`RuntimeConfig` travels in a ConfigMap and changes without a restart. `ServedModel` is part of the pod template:
+a change rolls the pods. `PodState` is what a pod answers on /state.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from sixfold_api.base import ApiModel, StatusModel
+from sixfold_api.modes import MAX_LEVEL, Mode
+from sixfold_api.scalars import Compression, Task
+
+
+class StreamingConfig(ApiModel):
+    compression: Compression
+    level: Annotated[int, Field(ge=1, le=19)]
+
+
+class RateLimitConfig(ApiModel):
+    """A gateway's own share of the policy's limit."""
+
+    requests_per_second: Annotated[float, Field(gt=0)]
+    burst: Annotated[int, Field(ge=1)]
+
+
+class EffectiveConfig(ApiModel):
+    """The settings that a pod obeys. Fields are only ever added; an unknown one is reported, not refused."""
+
+    model_config = ConfigDict(extra="allow")
+
+    level: Annotated[int, Field(ge=0, le=MAX_LEVEL)]
+    active_modes: tuple[Mode | str, ...]
+    streaming: StreamingConfig
+    rate_limit: RateLimitConfig | None = None
+
+    def is_active(self, mode: Mode) -> bool:
+        return mode in self.active_modes
+
+
+class SetBy(StrEnum):
+    """Which of the layers set a value; later ones win."""
+
+    DEFAULT = "Default"
+    SPEC = "Spec"
+    LEVEL = "Level"
+
+
+class Provenance(ApiModel):
+    """One effective value and where it comes from."""
+
+    path: str
+    """JSON pointer into the policy's spec."""
+    value: str
+    set_by: SetBy
+    why: str = ""
+
+
+class RuntimeConfig(ApiModel):
+    """Content of `config.json` in the ConfigMap <policy>-runtime."""
+
+    model_config = ConfigDict(extra="allow")
+
+    sequence: Annotated[int, Field(ge=0)]
+    """Grows with every change: max(last + 1, unix milliseconds)."""
+    stable: EffectiveConfig
+    provenance: tuple[Provenance, ...] = ()
+
+
+class ServedModel(ApiModel):
+    """One model that an engine pod loads."""
+
+    name: str
+    """Name of the ModelVariant."""
+    task: Task
+    path: str
+    """Folder in the container."""
+    digest: str = ""
+    """Digest that the preparation recorded; the engine keys caches by it."""
+
+
+class Role(StrEnum):
+    GATEWAY = "gateway"
+    ENGINE = "engine"
+    ALL = "all"
+
+
+class ModelState(StatusModel):
+    name: str
+    task: Task
+    ready: bool
+    error: str = ""
+
+
+class PodState(StatusModel):
+    """What /state answers. The operator derives ConfigApplied and effectiveLevel from it."""
+
+    role: Role
+    pod: str
+    ready: bool
+    sequence: int
+    """Sequence of the RuntimeConfig in use; 0 before the first."""
+    level: int
+    config_error: str = ""
+    """Why the newest config.json was refused; the last good one stays in use."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of config.json that this image doesn't know: the operator is newer."""
+    unsupported: dict[Mode, str] = {}
+    """Modes that are on but can't run in this pod, with the reason."""
+    models: tuple[ModelState, ...] = ()

@@ -1,0 +1,172 @@
+"""The wire between gateway and engine: `sixfold.engine.v1`, msgpack messages over one WebSocket a pair.
+
+The gateway connects to `ws://<engine>/engine`, subprotocol `sixfold.engine.v1`. Every frame holds one message.
+
+    gateway -> engine   Submit (a batch of requests), Cancel
+    engine  -> gateway  State (on connection and after each change), Step (all streams of a step), Done
+
+A request is answered by any number of `Chunk`s in `Step`s and exactly one `Done`, unless the gateway cancelled it.
+The first chunk of a request carries the level that the engine stamped at admission.
+Fields are only ever added, each with a default, so that gateway and engine may be one release apart.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+SUBPROTOCOL = "sixfold.engine.v1"
+PATH = "/engine"
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are drawn and when generation ends."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Stop strings; none of them ever reaches the client."""
+
+
+class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
+    """One prompt to continue. `token_ids` are the target tokenizer's, special tokens included."""
+
+    id: str
+    model: str
+    token_ids: list[int]
+    sampling: Sampling
+    tenant: str = ""
+    arm: str = "stable"
+
+
+class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
+    """One text to label in one forward pass."""
+
+    id: str
+    model: str
+    token_ids: list[int]
+    tenant: str = ""
+    arm: str = "stable"
+
+
+Request = Generate | Classify
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    requests: list[Request]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop these within one step; no Done follows."""
+
+    ids: list[str]
+
+
+class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one step added to one stream. `text` is whole characters and never part of a stop string."""
+
+    id: str
+    text: str = ""
+    tokens: int = 0
+    """Tokens that this step added, also when their text is still held back."""
+    level: int | None = None
+    """Rollback level at admission; in the first chunk only."""
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    chunks: list[Chunk]
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a request failed: an HTTP status, a word for machines, a sentence for people."""
+
+    status: int
+    code: str
+    message: str
+
+
+class LabelScore(msgspec.Struct, frozen=True):
+    label: str
+    score: float
+
+
+class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag="done"):
+    """The end of a request."""
+
+    id: str
+    finish_reason: FinishReason
+    level: int
+    """Rollback level at admission."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    scores: list[LabelScore] = []
+    """A classification's labels, best first; softmax over all labels."""
+    failure: Failure | None = None
+
+
+class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model that an engine serves, as a gateway needs to know it."""
+
+    name: str
+    task: str
+    context_tokens: int
+    tokenizer: str
+    """SHA-256 (hex) of the tokenizer bundle: GET /tokenizer/<sha256> on the engine returns it."""
+    ready: bool = True
+    stop: tuple[str, ...] = ()
+    """Stop strings from the model's generation_config.json: they end every chat turn."""
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True, tag="state"):
+    """What an engine is and does."""
+
+    pod: str
+    models: list[ModelInfo]
+    sequence: int
+    level: int
+    running: int = 0
+    waiting: int = 0
+    draining: bool = False
+    """The engine takes no new work: it is about to stop."""
+
+
+ToEngine = Submit | Cancel
+ToGateway = State | Step | Done
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_gateway = msgspec.msgpack.Decoder(ToGateway)
+
+
+class TokenizerBundle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of GET /tokenizer/<sha256>, as JSON: all that a gateway needs to tokenise like the engine."""
+
+    tokenizer_json: str
+    chat_template: str = ""
+    special_tokens: dict[str, str] = {}
+    """Such as bos_token and eos_token, for the chat template."""
+    vocabulary_tokens: int = 0
+
+
+def encode(message: ToEngine | ToGateway) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError or msgspec.ValidationError on a malformed frame."""
+    return _to_engine.decode(frame)
+
+
+def decode_to_gateway(frame: bytes) -> ToGateway:
+    """Raises msgspec.DecodeError or msgspec.ValidationError on a malformed frame."""
+    return _to_gateway.decode(frame)

@@ -1,0 +1,37 @@
+"""Settings of a runtime process, from environment variables with the prefix SIXFOLD_ (the pod template sets them)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from sixfold_api.names import ENGINE_PORT, GATEWAY_PORT
+from sixfold_api.runtime_config import ServedModel
+
+
+class RuntimeSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SIXFOLD_", frozen=True, use_attribute_docstrings=True)
+
+    namespace: str = "default"
+    """Namespace of the policy; a label of the metrics."""
+    policy: str = "local"
+    """Name of the policy; a label of the metrics and the public alias in /v1/models."""
+    pod: str = "local"
+    """Name of the pod."""
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+    gateway_port: int = GATEWAY_PORT
+    engine_port: int = ENGINE_PORT
+    models: list[ServedModel] = []
+    """Models that an engine loads."""
+    engines: list[str] = []
+    """host:port of each engine Service that a gateway connects to; a host may resolve to several pods."""
+    config_directory: Path | None = None
+    """Where config.json is mounted; without it the embedded defaults hold."""
+    api_keys_directory: Path | None = None
+    """Where the Secret with the API keys is mounted; without it the gateway is open."""
+    device: str = "auto"
+    """auto takes CUDA where a device is there, else the CPU."""
+    drain_seconds: float = 25.0
+    """How long running requests may finish after SIGTERM."""
