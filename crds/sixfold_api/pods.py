@@ -82,7 +82,8 @@ class PodSettings(ApiModel):
 
     rules = (
         Rule(
-            "!has(self.tolerations) || self.tolerations.all(t, has(t.key) || (has(t.operator) && t.operator == 'Exists'))",
+            "!has(self.tolerations)"
+            " || self.tolerations.all(t, has(t.key) || (has(t.operator) && t.operator == 'Exists'))",
             "a toleration without a key needs operator: Exists",
             lambda pod: all(t.key or t.operator is TolerationOperator.EXISTS for t in pod.tolerations or ()),
         ),
