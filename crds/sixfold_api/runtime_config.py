@@ -16,22 +16,26 @@ from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.scalars import Compression, Task
 
 
-class StreamingConfig(ApiModel):
+class ConfigModel(ApiModel):
+    """Fields are only ever added; one that this version doesn't know is reported by the runtime, not refused."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamingConfig(ConfigModel):
     compression: Compression
     level: Annotated[int, Field(ge=1, le=19)]
 
 
-class RateLimitConfig(ApiModel):
+class RateLimitConfig(ConfigModel):
     """A gateway's own share of the policy's limit."""
 
     requests_per_second: Annotated[float, Field(gt=0)]
     burst: Annotated[int, Field(ge=1)]
 
 
-class EffectiveConfig(ApiModel):
-    """The settings that a pod obeys. Fields are only ever added; an unknown one is reported, not refused."""
-
-    model_config = ConfigDict(extra="allow")
+class EffectiveConfig(ConfigModel):
+    """The settings that a pod obeys."""
 
     level: Annotated[int, Field(ge=0, le=MAX_LEVEL)]
     active_modes: tuple[Mode | str, ...]
@@ -50,20 +54,18 @@ class SetBy(StrEnum):
     LEVEL = "Level"
 
 
-class Provenance(ApiModel):
+class Provenance(ConfigModel):
     """One effective value and where it comes from."""
 
     path: str
     """JSON pointer into the policy's spec."""
     value: str
-    set_by: SetBy
+    set_by: SetBy | str
     why: str = ""
 
 
-class RuntimeConfig(ApiModel):
+class RuntimeConfig(ConfigModel):
     """Content of `config.json` in the ConfigMap <policy>-runtime."""
-
-    model_config = ConfigDict(extra="allow")
 
     sequence: Annotated[int, Field(ge=0)]
     """Grows with every change: max(last + 1, unix milliseconds)."""
