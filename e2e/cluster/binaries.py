@@ -1,0 +1,137 @@
+"""The programs of a cluster: Debian packages, and Go programs built once and cached by their sources."""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from console import HarnessError, step
+from paths import BINARIES, NODE_SOURCE
+from processes import run
+
+HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+KUBERNETES_PROGRAMS = (
+    *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    *("kubelet", "kube-proxy", "kubectl"),
+)
+
+# What each needs, by the program that shows it is there, and the Debian package that brings it.
+CONTROL_PLANE_PACKAGES = {"etcd": "etcd-server", "openssl": "openssl", "setpriv": "util-linux"}
+NODE_PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "conntrack": "conntrack",
+    "mount": "mount",
+}
+
+
+def ensure(control_plane_only: bool = False) -> Path:
+    """The folder of the programs; builds and installs what is missing, one caller at a time.
+
+    Raises HarnessError when a build or an installation fails, or when there is no Go.
+    """
+    folder = BINARIES / source_hash()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / ".lock"):
+        _install(CONTROL_PLANE_PACKAGES if control_plane_only else CONTROL_PLANE_PACKAGES | NODE_PACKAGES)
+        _build(folder, "node", "the Kubernetes programs (minutes, the first time)", ".", _version_flags())
+        for name in KUBERNETES_PROGRAMS:
+            if not (folder / name).exists():
+                (folder / name).symlink_to("node")
+        if not control_plane_only:
+            _build(folder, "pause", "pause", "./pause")
+            _build(folder, "coredns", "coredns", "./coredns")
+            _install_helm(folder)
+    return folder
+
+
+def source_hash() -> str:
+    """12 hex digits that name the sources and versions that the programs are built from."""
+    digest = hashlib.sha256(HELM.encode())
+    for path in sorted(path for path in NODE_SOURCE.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(NODE_SOURCE)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _version_flags() -> str:
+    """Linker flags that put the Kubernetes version of go.mod where `kubectl version` and Helm look for it."""
+    found = re.search(r"^\tk8s\.io/kubernetes v((\d+)\.(\d+)\.\d+)$", (NODE_SOURCE / "go.mod").read_text(), re.M)
+    if found is None:
+        raise HarnessError(f"{NODE_SOURCE / 'go.mod'} requires no released k8s.io/kubernetes")
+    version, major, minor = found.groups()
+    values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    return " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())
+
+
+def _go_environment() -> dict[str, str]:
+    if shutil.which("go") is None:
+        raise HarnessError("Go 1.24 or newer is needed to build Kubernetes, and there is no `go` in PATH")
+    return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+
+
+def _build(folder: Path, name: str, what: str, package: str, linker_flags: str = "") -> None:
+    """Build one program of the node module, unless the cache has it."""
+    if (folder / name).exists():
+        return
+    partial = folder / f"{name}.partial"
+    with step(f"building {what}"):
+        flags = f"-s -w {linker_flags}".strip()
+        command = ("go", "-C", NODE_SOURCE, "build", "-mod=readonly", "-trimpath", "-buildvcs=false")
+        run(*command, "-ldflags", flags, "-o", partial, package, env=_go_environment())
+    partial.rename(folder / name)
+
+
+def _install_helm(folder: Path) -> None:
+    if (folder / "helm").exists():
+        return
+    partial = folder / "partial"
+    with step("building helm"):
+        run("go", "install", "-trimpath", "-ldflags", "-s -w", HELM, env=_go_environment() | {"GOBIN": str(partial)})
+    (partial / "helm").rename(folder / "helm")
+    partial.rmdir()
+
+
+def _install(needed: dict[str, str]) -> None:
+    """Install the Debian packages whose program is missing; services that they bring are not started."""
+    search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    packages = [package for program, package in needed.items() if not shutil.which(program, path=search)]
+    if not packages:
+        return
+    missing = " ".join(packages)
+    if os.geteuid() or not shutil.which("apt-get"):
+        raise HarnessError(f"these Debian packages are needed (or their programs from elsewhere): {missing}")
+    with step(f"installing {missing}"), _no_service_starts():
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        run("apt-get", "update", "--quiet", env=environment)
+        run("apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages, env=environment)
+
+
+@contextmanager
+def _no_service_starts() -> Iterator[None]:
+    """Keep Debian's packages from starting a system-wide etcd or containerd: the harness runs its own."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    if policy.exists():
+        yield
+        return
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        policy.unlink()
