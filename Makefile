@@ -16,7 +16,8 @@ help: ## list the verbs
 demo: .venv/.synced ## a cluster, the operator, the examples, real requests, a level change: the whole way once
 	@$(RUN) e2e/demo/demo.py
 
-demo-down: cluster-down ## remove what the demo started
+demo-down: .venv/.synced ## remove what the demo started
+	@$(RUN) e2e/demo/remove.py
 
 test: ## every check, fast ones first
 	@rm -f .cache/stages

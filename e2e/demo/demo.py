@@ -1,0 +1,183 @@
+"""`make demo`: the whole way once, on the cluster at hand, with what a user would type and see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from levels import LevelMeter, Move
+from stack import (
+    REPOSITORY,
+    Cluster,
+    CommandError,
+    bring_up,
+    condition,
+    fill_models_claim,
+    model_folders,
+    wait_until,
+)
+from traffic import Traffic, stream_chat
+
+NAMESPACE = "sixfold-demo"
+POLICY = "assistant"
+KEY = "sixfold-demo-alice"
+LEVELS = (0, 3, 1, 3)
+PATCH = f"""kubectl patch ipol {POLICY} -n {NAMESPACE} --type=merge -p '{{"spec":{{"rollbackLevel":%d}}}}'"""
+CURL = f"""curl -N localhost:8000/v1/chat/completions -H 'Authorization: Bearer {KEY}' \\
+    -H 'Content-Type: application/json' \\
+    -d '{{"model": "{POLICY}", "stream": true, "messages": [{{"role": "user", "content": "Who is there?"}}]}}'"""
+console = Console(highlight=False)
+
+
+def main() -> None:
+    started = time.monotonic()
+    try:
+        cluster = bring_up()
+        apply_examples(cluster)
+        with cluster.port_forward(NAMESPACE, f"svc/{POLICY}-gateway", 8000) as url:
+            asyncio.run(show(cluster, url, started))
+    except (CommandError, TimeoutError, subprocess.CalledProcessError) as problem:
+        console.print(f"\n[bold red]The demo stopped:[/] {problem}")
+        console.print(f"Look at: kubectl get sixfold -n {NAMESPACE}; kubectl get events -n {NAMESPACE}")
+        raise SystemExit(1) from problem
+
+
+def heading(text: str) -> None:
+    console.print(f"\n[bold]{text}[/]")
+
+
+def typed(command: str) -> None:
+    console.print(f"[cyan]$ {command}[/]")
+
+
+def apply_examples(cluster: Cluster) -> None:
+    """The examples in a namespace of their own, and the wait until the policy is Ready, with its own words."""
+    heading("Applying examples/")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
+    fill_models_claim(NAMESPACE, model_folders())
+    typed(f"kubectl apply -n {NAMESPACE} -f examples/")
+    console.print(cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(REPOSITORY / "examples")), end="")
+    cluster.patch(NAMESPACE, "ipol", POLICY, {"spec": {"rollbackLevel": 3}})  # an earlier demo may have moved it
+    said = ""
+    with console.status("waiting for the policy to be Ready") as status:
+
+        def ready() -> bool:
+            nonlocal said
+            now = condition(cluster.get(NAMESPACE, "ipol", POLICY), "Ready")
+            words = f"Ready={now['status']} {now['reason']}: {now['message']}"
+            if words != said:
+                said = words
+                status.console.print(f"  {words}")
+            return bool(now["status"] == "True")
+
+        wait_until("the policy is Ready", ready, timeout_seconds=420)
+    typed(f"kubectl get sixfold -n {NAMESPACE}")
+    console.print(cluster.kubectl("get", "sixfold", "-n", NAMESPACE), end="")
+
+
+async def show(cluster: Cluster, url: str, started: float) -> None:
+    async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as http:
+        await show_chat(http)
+        await show_classification(http)
+        await show_refusals(http)
+    moves, traffic = await move_levels(cluster, url)
+    summary(moves, traffic, time.monotonic() - started, cluster.environment["KUBECONFIG"])
+
+
+async def show_chat(http: httpx.AsyncClient) -> None:
+    heading("A streamed chat")
+    question = "What news from the court?"
+    console.print(f"[dim]user:[/] {question}\n[dim]assistant:[/] ", end="")
+    body = {
+        "model": POLICY,
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+        "max_tokens": 120,
+        "seed": 7,
+        "stream_options": {"include_usage": True},
+    }
+    usage = {}
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                console.out(choice["delta"].get("content") or "", end="")
+        headers = answer.headers
+    console.print(
+        f"\n[dim]{usage['prompt_tokens']} + {usage['completion_tokens']} tokens, level "
+        f"{headers['x-sixfold-level']}, Content-Encoding: {headers.get('content-encoding', 'identity')}[/]"
+    )
+
+
+async def show_classification(http: httpx.AsyncClient) -> None:
+    heading("Classification: one forward pass, no decoding loop")
+    texts = ["A moving, funny and beautifully acted film.", "Two hours of my life that I will never get back."]
+    answer = await http.post("/v1/classify", json={"model": POLICY, "input": texts})
+    answer.raise_for_status()
+    for text, result in zip(texts, answer.json()["data"], strict=True):
+        console.print(f"  {result['label']:>9}  {result['score']:.3f}  {text}")
+
+
+async def show_refusals(http: httpx.AsyncClient) -> None:
+    heading("What a mistake looks like")
+    for what, headers, body in (
+        ("a wrong key", {"Authorization": "Bearer nobody"}, {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("no messages", {}, {"messages": []}),
+        ("max_tokens: 0", {}, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 0}),
+    ):
+        answer = await http.post("/v1/chat/completions", json={"model": POLICY, **body}, headers=headers)
+        console.print(f"  {what:>14}  HTTP {answer.status_code}  {answer.json()['error']['message']}")
+
+
+async def move_levels(cluster: Cluster, url: str) -> tuple[list[Move], Traffic]:
+    heading("Levels move while eight clients stream")
+    meter, moves = LevelMeter(cluster, NAMESPACE, POLICY), []
+    async with Traffic(url, KEY, POLICY) as traffic, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        for level in LEVELS:
+            typed(PATCH % level)
+            moves.append(await asyncio.to_thread(meter.move, level))
+            probe = await stream_chat(http, KEY, POLICY, "And now?", 16)
+            console.print(
+                f"  {moves[-1].pods} pods report level {level} after {moves[-1].reported_seconds:.2f} s; "
+                f"a new request runs at level {probe.level}, Content-Encoding: {probe.encoding}"
+            )
+    return moves, traffic
+
+
+def summary(moves: list[Move], traffic: Traffic, seconds: float, kubeconfig: str) -> None:
+    table = Table(title="\nWhat happened", show_header=False, title_justify="left")
+    table.add_row("level changes", f"{len(moves)}, slowest {max(m.reported_seconds for m in moves):.2f} s")
+    table.add_row("streamed chats meanwhile", f"{len(traffic.outcomes)}, failed {len(traffic.failed)}")
+    table.add_row("whole demo", f"{seconds:.0f} s")
+    console.print(table)
+    for outcome in traffic.failed[:3]:
+        console.print(f"[red]{outcome.error}[/]")
+    heading("What to try next")
+    console.print(f"  export KUBECONFIG={kubeconfig}")
+    typed(f"kubectl get ipol,mvar,pods -n {NAMESPACE}")
+    typed(f"kubectl describe ipol {POLICY} -n {NAMESPACE}")
+    typed(f".venv/bin/sixfold explain policy {POLICY} -n {NAMESPACE}")
+    typed(f"kubectl port-forward -n {NAMESPACE} svc/{POLICY}-gateway 8000")
+    typed(CURL)
+    typed("make demo-down   # removes all of it")
+    if traffic.failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

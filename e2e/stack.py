@@ -1,0 +1,194 @@
+"""Brings the whole product up in the cluster at hand, and speaks to it. The demo and the journeys share it.
+
+Which cluster: see `cluster/`. Everything a person would type goes through kubectl and helm, as they would type it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CLUSTER_TOOL = REPOSITORY / "e2e" / "cluster" / "cluster.py"
+SYSTEM_NAMESPACE = "sixfold-system"
+sys.path.insert(0, str(REPOSITORY / "e2e" / "cluster"))
+
+import cluster as cluster_tool  # noqa: E402  (a sibling folder, not a package)
+
+Document = dict[str, Any]
+
+
+class CommandError(Exception):
+    """A command that a person would have typed failed; the message is what it printed."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster: the environment in which kubectl and helm reach it."""
+
+    environment: dict[str, str]
+
+    def run(self, *command: str, stdin: str | None = None, timeout_seconds: float = 300) -> str:
+        """Run a command and return its standard output; CommandError with its standard error if it fails."""
+        done = subprocess.run(
+            command, input=stdin, env=self.environment, capture_output=True, text=True, timeout=timeout_seconds
+        )
+        if done.returncode != 0:
+            raise CommandError(f"{' '.join(command)}\n{done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        return self.run("kubectl", *arguments, stdin=stdin)
+
+    def apply(self, namespace: str, *documents: Document) -> str:
+        listing = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        return self.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(listing))
+
+    def get(self, namespace: str, kind: str, name: str) -> Document | None:
+        """The object, or None if there is none."""
+        text = self.kubectl("get", "-n", namespace, kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, namespace: str, kind: str, selector: str = "") -> list[Document]:
+        arguments = ["-l", selector] if selector else []
+        items: list[Document] = json.loads(self.kubectl("get", "-n", namespace, kind, "-o", "json", *arguments))[
+            "items"
+        ]
+        return items
+
+    def patch(self, namespace: str, kind: str, name: str, patch: Document) -> None:
+        self.kubectl("patch", "-n", namespace, kind, name, "--type=merge", "-p", json.dumps(patch))
+
+    @contextmanager
+    def port_forward(self, namespace: str, target: str, port: int) -> Iterator[str]:
+        """A base URL on the loopback address that leads to `target` (svc/NAME or pod/NAME) while it lasts."""
+        with tempfile.TemporaryFile("w+") as log:  # a pipe nobody reads would fill up: one line a connection
+            process = subprocess.Popen(
+                ["kubectl", "port-forward", "-n", namespace, target, f":{port}"],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                yield f"http://{_forwarded_address(process, log, target)}"
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, target: str) -> str:
+    """host:port that `kubectl port-forward` chose, once it says so."""
+    for _ in range(200):
+        log.seek(0)
+        said = log.read()
+        if found := re.search(r"127\.0\.0\.1:\d+", said):
+            return found[0]
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise CommandError(f"kubectl port-forward {target}: {said.strip() or 'no answer'}")
+
+
+def connect() -> Cluster:
+    """The cluster that is up, or a clear error."""
+    return Cluster({**os.environ, **cluster_tool.environment()})
+
+
+def bring_up() -> Cluster:
+    """Models, cluster, images and operator: idempotent, each step prints what it does and how long it took."""
+    model_folders()
+    for verb in ("up", "images"):
+        subprocess.run([sys.executable, str(CLUSTER_TOOL), verb], check=True, stdout=sys.stderr)
+    cluster = connect()
+    install_operator(cluster)
+    return cluster
+
+
+def model_folders() -> dict[str, Path]:
+    """Folders of the example models by name, built where they aren't there yet."""
+    builder = [sys.executable, str(REPOSITORY / "e2e" / "models" / "build.py")]
+    printed = subprocess.run(builder, check=True, stdout=subprocess.PIPE, text=True).stdout
+    folders: dict[str, str] = json.loads(printed.splitlines()[-1])
+    return {name: Path(folder) for name, folder in folders.items()}
+
+
+def install_operator(cluster: Cluster, *extra: str) -> str:
+    """`helm upgrade --install` of the chart with the images that were built last; returns helm's output."""
+    images = cluster_tool.images()
+    arguments = []
+    for name in ("operator", "runtime"):
+        repository, _, tag = images[name].rpartition(":")
+        arguments += ["--set", f"image.{name}.repository={repository}", "--set", f"image.{name}.tag={tag}"]
+    return cluster.run(
+        "helm",
+        "upgrade",
+        "--install",
+        "sixfold",
+        str(REPOSITORY / "helm" / "sixfold"),
+        "--namespace",
+        SYSTEM_NAMESPACE,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "3m",
+        *arguments,
+        *extra,
+    )
+
+
+def fill_models_claim(namespace: str, folders: dict[str, Path]) -> None:
+    """A claim `models` in the namespace that holds each folder under its name."""
+    sources = [argument for folder in folders.values() for argument in ("--from", str(folder))]
+    subprocess.run(
+        [sys.executable, str(CLUSTER_TOOL), "models-volume", "--namespace", namespace, *sources],
+        check=True,
+        stdout=sys.stderr,
+    )
+
+
+def condition(document: Document | None, type_: str) -> Document:
+    """A condition of an object; one with status Absent where there is none."""
+    conditions = ((document or {}).get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == type_), {"status": "Absent", "reason": "", "message": ""})
+
+
+def wait_until(what: str, check: Callable[[], Any], timeout_seconds: float = 180, interval_seconds: float = 0.5) -> Any:
+    """Poll until `check` answers something true and return it; on a timeout the last answer is in the error."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_seconds:.0f} s; last seen: {answer!r}")
+        time.sleep(interval_seconds)
+
+
+def wait_ready(cluster: Cluster, namespace: str, policy: str, timeout_seconds: float = 420) -> None:
+    """Wait until the policy is Ready for its present generation."""
+
+    def ready() -> bool:
+        document = cluster.get(namespace, "ipol", policy)
+        seen = condition(document, "Ready")
+        return (
+            document is not None
+            and seen["status"] == "True"
+            and seen.get("observedGeneration") == document["metadata"]["generation"]
+        )
+
+    try:
+        wait_until(f"{policy} is Ready", ready, timeout_seconds)
+    except TimeoutError as problem:
+        status = (cluster.get(namespace, "ipol", policy) or {}).get("status")
+        pods = cluster.kubectl("get", "pods", "-n", namespace, "-o", "wide")
+        raise TimeoutError(f"{problem}\n{json.dumps(status, indent=2)}\n{pods}") from problem
