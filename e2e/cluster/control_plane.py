@@ -194,7 +194,7 @@ class ControlPlane:
             "--anonymous-auth=false",
             f"--service-cluster-ip-range={self._service_cidr}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-            f"--service-account-key-file={keys.service_accounts}",
+            f"--service-account-key-file={keys.service_accounts_public}",
             f"--service-account-signing-key-file={keys.service_accounts}",
             "--allow-privileged=true",
             "--profiling=false",

@@ -19,6 +19,7 @@ class Keys:
         self.certificate = folder / "control-plane.crt"
         self.key = folder / "control-plane.key"
         self.service_accounts = folder / "service-accounts.key"
+        self.service_accounts_public = folder / "service-accounts.pub"
 
     def ensure(self, ip_addresses: list[str]) -> None:
         """Make what is missing; `ip_addresses` are those that the servers are reached by."""
@@ -29,6 +30,7 @@ class Keys:
         for key in (ca_key, self.key, self.service_accounts):
             run("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key)
             key.chmod(0o600)
+        run("openssl", "pkey", "-in", self.service_accounts, "-pubout", "-out", self.service_accounts_public)
         run(
             *("openssl", "req", "-x509", "-new", "-key", ca_key, "-days", VALID_DAYS, "-out", self.ca),
             *("-subj", "/CN=sixfold-test-ca"),
