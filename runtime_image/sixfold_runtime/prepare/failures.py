@@ -1,0 +1,51 @@
+"""Why a preparation can't succeed: one word for the condition, one sentence for the person."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sixfold_api.variant import PreparationFailure
+
+_MAX_MESSAGE_CHARACTERS = 1024
+
+
+class Reason(StrEnum):
+    """Reasons of the condition Prepared."""
+
+    SOURCE_NOT_FOUND = "SourceNotFound"
+    SOURCE_UNREACHABLE = "SourceUnreachable"
+    UNAUTHORIZED = "Unauthorized"
+    UNSAFE_PATH = "UnsafePath"
+    UNSAFE_FORMAT = "UnsafeFormat"
+    UNSUPPORTED_FORMAT = "UnsupportedFormat"
+    DISK_FULL = "DiskFull"
+    CLAIM_NOT_WRITABLE = "ClaimNotWritable"
+    READ_FAILED = "ReadFailed"
+    INVALID_CONFIG = "InvalidConfig"
+    WRONG_ARCHITECTURE = "WrongArchitecture"
+    MISSING_WEIGHTS = "MissingWeights"
+    CORRUPT_WEIGHTS = "CorruptWeights"
+    NON_FINITE_WEIGHTS = "NonFiniteWeights"
+    TOKENIZER_MISMATCH = "TokenizerMismatch"
+    LABEL_MISMATCH = "LabelMismatch"
+    UNEXPECTED = "Unexpected"
+
+
+class PreparationError(Exception):
+    """The preparation failed for a reason that a person can act on.
+
+    Args:
+        reason: one word for machines.
+        message: what was wrong, in which file, and what to do.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def failure(self) -> PreparationFailure:
+        """The failure as the Job reports it; a message that is too long loses its end."""
+        text = " ".join(str(self).split())
+        if len(text) > _MAX_MESSAGE_CHARACTERS:
+            text = text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
+        return PreparationFailure(reason=self.reason.value, message=text)

@@ -1,0 +1,122 @@
+"""Which files of a repository or folder make a model. Weights are safetensors and nothing else: a pickle runs code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sixfold_runtime.prepare.failures import PreparationError, Reason
+from sixfold_runtime.prepare.sources import require_inside
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+REPORT = "prepare-report.json"
+
+_SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_BESIDE_WEIGHTS = frozenset(
+    {
+        CONFIG,
+        TOKENIZER,
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+    }
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+_MAX_JSON_BYTES = 256 * 2**20
+
+
+def model_files(names: Iterable[str]) -> list[str]:
+    """Of file names relative to the model's folder, those that the engine reads, sorted.
+
+    Raises PreparationError: UnsafeFormat if the weights are there as pickles only, MissingWeights if there are none.
+    """
+    present = set(names)
+    if WEIGHTS in present:
+        weights = {WEIGHTS}
+    else:
+        weights = {name for name in present if _SHARD.fullmatch(name)}
+        if WEIGHTS_INDEX in present:
+            weights.add(WEIGHTS_INDEX)
+        elif weights:
+            raise PreparationError(
+                Reason.MISSING_WEIGHTS,
+                f"the weights are split into {len(weights)} files, and {WEIGHTS_INDEX} is missing: add it",
+            )
+    if not weights:
+        _raise_without_weights(present)
+    return sorted(weights | (present & _BESIDE_WEIGHTS))
+
+
+def _raise_without_weights(present: set[str]) -> None:
+    pickles = sorted(name for name in present if name.endswith(_PICKLES))
+    if pickles:
+        raise PreparationError(
+            Reason.UNSAFE_FORMAT,
+            f"the weights are there as {pickles[0]} only, and loading a pickle can run code: convert them to "
+            f"{WEIGHTS} (safetensors) and publish that",
+        )
+    raise PreparationError(Reason.MISSING_WEIGHTS, f"there is neither {WEIGHTS} nor {WEIGHTS_INDEX}")
+
+
+def files_in(folder: Path, root: Path) -> list[str]:
+    """The model's files in a folder of a claim that is mounted at `root`; links may not lead out of it.
+
+    Raises PreparationError as `model_files` does, and UnsafePath.
+    """
+    names = model_files(path.name for path in folder.iterdir() if path.is_file())
+    for name in names:
+        require_inside(folder / name, root)
+    return names
+
+
+def read_json(path: Path, reason: Reason = Reason.INVALID_CONFIG) -> dict[str, Any]:
+    """The object in a JSON file. Raises PreparationError(`reason`) if the file is missing or holds something else."""
+    if not path.is_file():
+        raise PreparationError(reason, f"{path.name} is missing")
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise PreparationError(reason, f"{path.name} is larger than {_MAX_JSON_BYTES} bytes")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise PreparationError(reason, f"{path.name} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise PreparationError(reason, f"{path.name} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def weight_files(folder: Path, names: Iterable[str]) -> dict[str, set[str] | None]:
+    """Weight file -> the tensors that the index promises in it (None for a single file).
+
+    Raises PreparationError: CorruptWeights for an index that is no index, MissingWeights for a file that is not there.
+    """
+    present = set(names)
+    if WEIGHTS in present:
+        return {WEIGHTS: None}
+    index = read_json(folder / WEIGHTS_INDEX, Reason.CORRUPT_WEIGHTS).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(file, str) for file in index.values()):
+        raise PreparationError(
+            Reason.CORRUPT_WEIGHTS, f"{WEIGHTS_INDEX} needs a weight_map of tensor names to file names"
+        )
+    promised: dict[str, set[str] | None] = {}
+    for tensor, file in index.items():
+        tensors = promised.setdefault(file, set())
+        if tensors is not None:
+            tensors.add(tensor)
+    missing = sorted(set(promised) - present)
+    if missing:
+        raise PreparationError(
+            Reason.MISSING_WEIGHTS,
+            f"{WEIGHTS_INDEX} names {missing[0]}, which is missing ({len(missing)} of {len(promised)} files are)",
+        )
+    return dict(sorted(promised.items()))

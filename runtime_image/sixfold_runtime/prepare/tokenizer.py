@@ -1,0 +1,82 @@
+"""What the tokenizer of a model is, and whether it fits the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sixfold_runtime.prepare.failures import PreparationError, Reason
+from sixfold_runtime.prepare.files import CONFIG, TOKENIZER, read_json
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_ENDLESS = 10**9
+"""transformers writes 1e30 for a tokenizer without a limit."""
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """A tokenizer that was read.
+
+    Attributes:
+        fingerprint: SHA-256 over everything that decides about token ids (not over padding and truncation).
+        vocabulary_tokens: size with added tokens.
+        limit_tokens: longest sequence that its author allows, if said.
+    """
+
+    fingerprint: str
+    vocabulary_tokens: int
+    limit_tokens: int | None
+
+
+def read_tokenizer(folder: Path, embedding_rows: int, config: Any) -> TokenizerFacts:
+    """Read tokenizer.json and compare it with the model.
+
+    Raises PreparationError(TokenizerMismatch) if it can't be read or has ids that the model doesn't know, or the
+    model has special ids that it doesn't know.
+    """
+    content = read_json(folder / TOKENIZER, Reason.TOKENIZER_MISMATCH)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    except Exception as error:
+        raise PreparationError(Reason.TOKENIZER_MISMATCH, f"{TOKENIZER} is no tokenizer: {error}") from error
+    ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    if not ids:
+        raise PreparationError(Reason.TOKENIZER_MISMATCH, f"{TOKENIZER} has no tokens")
+    if max(ids) >= embedding_rows:
+        raise PreparationError(
+            Reason.TOKENIZER_MISMATCH,
+            f"{TOKENIZER} goes up to token id {max(ids)}, the model's embedding has {embedding_rows} rows: "
+            "it belongs to another model",
+        )
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for token in _ids(getattr(config, name, None)):
+            if token not in ids:
+                raise PreparationError(
+                    Reason.TOKENIZER_MISMATCH,
+                    f"{CONFIG} says {name} {token}, and {TOKENIZER} has no such token: it belongs to another model",
+                )
+    return TokenizerFacts(_fingerprint(content), len(ids), _limit_tokens(folder))
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and item >= 0]
+
+
+def _fingerprint(content: dict[str, Any]) -> str:
+    deciding = {key: value for key, value in content.items() if key not in ("padding", "truncation")}
+    canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(canonical.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _limit_tokens(folder: Path) -> int | None:
+    path = folder / _TOKENIZER_CONFIG
+    if not path.is_file():
+        return None
+    limit = read_json(path, Reason.TOKENIZER_MISMATCH).get("model_max_length")
+    return int(limit) if isinstance(limit, int | float) and 0 < limit < _ENDLESS else None

@@ -1,0 +1,155 @@
+"""A folder -> facts about the model in it, or the reason why it can't be served. Nothing in the folder is trusted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from sixfold_api.scalars import Task
+from sixfold_api.variant import ArtifactFacts
+from sixfold_runtime.prepare.architecture import instantiate, load_config
+from sixfold_runtime.prepare.failures import PreparationError, Reason
+from sixfold_runtime.prepare.files import CONFIG, files_in, weight_files
+from sixfold_runtime.prepare.tokenizer import TokenizerFacts, read_tokenizer
+from sixfold_runtime.prepare.weights import TensorEntry, WeightFile, read
+
+_MAX_LABELS = 256
+_MAX_LABEL_CHARACTERS = 63
+_POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A model that can be served.
+
+    Attributes:
+        facts: what the status shows.
+        files: file name -> SHA-256, of the files that the digest is made of.
+        unused_tensors: names that the checkpoint holds and the model doesn't read.
+    """
+
+    facts: ArtifactFacts
+    files: dict[str, str]
+    unused_tensors: list[str]
+
+
+def verify(
+    folder: Path, root: Path, task: Task, expected_digests: Mapping[str, str], log: Callable[[str], None]
+) -> Verified:
+    """Check the model in `folder` of a claim mounted at `root`.
+
+    Cheap checks come first. `expected_digests` are SHA-256 sums that a hub gave. Raises PreparationError.
+    """
+    names = files_in(folder, root)
+    config = load_config(folder, task)
+    promised = weight_files(folder, names)
+    weights: dict[str, WeightFile] = {}
+    for name in promised:
+        log(f"reading {name}, {(folder / name).stat().st_size} bytes")
+        weights[name] = read(folder / name)
+    used = [name for name in names if name in promised or not name.endswith(".safetensors")]
+    files = {
+        name: weights[name].sha256 if name in weights else hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in used
+    }
+    _require_digests(files, expected_digests)
+    tensors = _tensors(weights, promised)
+    model, unused = instantiate(config, tensors, task)
+    embedding_rows = model.get_input_embeddings().weight.shape[0]
+    tokenizer = read_tokenizer(folder, embedding_rows, config)
+    facts = ArtifactFacts(
+        digest=_digest(files),
+        size_bytes=sum(file.size_bytes for file in weights.values()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        architecture=config.architectures[0],
+        dtype=_dtype(tensors),
+        context_tokens=_context_tokens(config, model, tokenizer),
+        vocabulary_tokens=tokenizer.vocabulary_tokens,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        labels=_labels(config) if task is Task.CLASSIFICATION else [],
+    )
+    return Verified(facts, files, unused)
+
+
+def _require_digests(files: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    for name, digest in expected.items():
+        if files.get(name, digest) != digest:
+            raise PreparationError(
+                Reason.CORRUPT_WEIGHTS,
+                f"{name} is not what the hub published (SHA-256 {files[name][:12]}… and not {digest[:12]}…): "
+                "the fetch must be repeated",
+            )
+
+
+def _tensors(weights: Mapping[str, WeightFile], promised: Mapping[str, set[str] | None]) -> dict[str, TensorEntry]:
+    """All tensors by name; each file must hold what the index promises, and no tensor may come twice."""
+    tensors: dict[str, TensorEntry] = {}
+    for file, content in weights.items():
+        found = {entry.name: entry for entry in content.tensors}
+        index = promised[file]
+        if index is not None and index != set(found):
+            odd = sorted(index ^ set(found))[0]
+            where = "is missing in the file" if odd in index else "is missing in the index"
+            raise PreparationError(
+                Reason.MISSING_WEIGHTS, f"the index and {file} disagree: {odd} {where}. Publish both anew"
+            )
+        twice = sorted(found.keys() & tensors.keys())
+        if twice:
+            raise PreparationError(Reason.CORRUPT_WEIGHTS, f"{twice[0]} is in more than one file: publish them anew")
+        tensors |= found
+    return tensors
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
+
+def _dtype(tensors: Mapping[str, TensorEntry]) -> str:
+    """Data type of most values, as torch names it."""
+    counts: Counter[str] = Counter()
+    for entry in tensors.values():
+        counts[str(entry.dtype).removeprefix("torch.")] += prod(entry.shape)
+    return counts.most_common(1)[0][0]
+
+
+def _context_tokens(config: Any, model: Any, tokenizer: TokenizerFacts) -> int:
+    """Longest sequence that the model takes.
+
+    Position tables that begin behind a padding index (RoBERTa and its kin) hold fewer positions than rows.
+    """
+    for field in _POSITION_FIELDS:
+        positions = getattr(config, field, None)
+        if isinstance(positions, int) and positions > 0:
+            break
+    else:
+        positions = tokenizer.limit_tokens
+    if positions is None:
+        raise PreparationError(
+            Reason.INVALID_CONFIG, f"{CONFIG} does not say how long a sequence may be: add max_position_embeddings"
+        )
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions = min(positions, module.num_embeddings - module.padding_idx - 1)
+    if positions < 1:
+        raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} leaves no room for a token")
+    return positions
+
+
+def _labels(config: Any) -> list[str]:
+    """Labels in the order of the head, cut to what a status may hold."""
+    if config.num_labels < 2:
+        raise PreparationError(
+            Reason.LABEL_MISMATCH, f"{CONFIG} has {config.num_labels} label: a classifier needs at least two"
+        )
+    if set(config.id2label) != set(range(config.num_labels)):
+        raise PreparationError(
+            Reason.LABEL_MISMATCH, f"id2label in {CONFIG} must number its labels from 0 to {config.num_labels - 1}"
+        )
+    labels = [str(config.id2label[index]) for index in range(config.num_labels)]
+    return [label[:_MAX_LABEL_CHARACTERS] for label in labels[:_MAX_LABELS]]
