@@ -1,0 +1,114 @@
+"""What the endpoints share: settings, keys, limits, engines, metrics, and the way into each request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import Request
+
+from sixfold_api.runtime_config import ModelState, PodState, Role
+from sixfold_api.scalars import Task
+from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.gateway.dispatch import Dispatcher
+from sixfold_runtime.gateway.errors import ApiError
+from sixfold_runtime.gateway.exchange import Exchange, request_id
+from sixfold_runtime.gateway.keys import ApiKeys
+from sixfold_runtime.gateway.limits import RateLimiter
+from sixfold_runtime.gateway.metrics import GatewayMetrics
+from sixfold_runtime.gateway.pool import Pool
+from sixfold_runtime.gateway.sse import read_body
+from sixfold_runtime.settings import RuntimeSettings
+
+MAX_BODY_BYTES = 4 * 2**20
+
+
+class Gateway:
+    """One gateway process.
+
+    Attributes:
+        draining: set after SIGTERM: unready, but still answering.
+    """
+
+    def __init__(self, settings: RuntimeSettings, config: ConfigStore) -> None:
+        """Raises ValueError on an engine that isn't host:port."""
+        self.settings = settings
+        self.config = config
+        self.pool = Pool(settings.engines, settings.policy)
+        self.dispatcher = Dispatcher(self.pool)
+        self.metrics = GatewayMetrics(settings, config, self.pool)
+        self.draining = False
+        self.started_unix_seconds = int(time.time())
+        self._keys = ApiKeys(settings.api_keys_directory)
+        self._limiter = RateLimiter()
+
+    async def run(self) -> None:
+        """Follow engines and keys until cancelled. The configuration is followed by whoever made the store."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.pool.run())
+            tasks.create_task(self._keys.run())
+
+    def begin(self, header: str, path: str) -> Exchange:
+        return Exchange(request_id(header), self.metrics, self.config.current.stable.level, path)
+
+    def authenticate(self, request: Request) -> None:
+        """Raises ApiError (401)."""
+        tenant = self._keys.tenant(request.headers.get("authorization", ""))
+        if tenant is None:
+            raise ApiError(
+                401,
+                "invalid_api_key",
+                "missing or wrong API key; send it as `Authorization: Bearer <key>`",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        exchange_of(request).tenant = tenant
+
+    async def admit(self, request: Request, task: Task) -> bytes:
+        """The body of a request that may run. Raises ApiError (401, 413, 429)."""
+        exchange = exchange_of(request)
+        exchange.task = task
+        self.authenticate(request)
+        limit = self.config.current.stable.rate_limit
+        wait_seconds = self._limiter.wait_seconds(exchange.tenant, limit, time.monotonic())
+        if wait_seconds > 0:
+            self.metrics.rate_limited()
+            raise ApiError(
+                429,
+                "rate_limit_exceeded",
+                f"too many requests with this key; the next may come in {wait_seconds:.2f} s",
+                retry_after_seconds=wait_seconds,
+            )
+        return await read_body(request, MAX_BODY_BYTES)
+
+    @property
+    def not_ready(self) -> str:
+        """Why no traffic should come; empty when it should."""
+        if self.draining:
+            return "shutting down"
+        if not self.settings.engines:
+            return "no engine is configured (SIXFOLD_ENGINES)"
+        if waiting := self.pool.waiting_for:
+            return f"engines that have not been ready yet: {', '.join(waiting)}"
+        return "" if self.pool.connected else "no engine is connected"
+
+    def state(self) -> PodState:
+        current = self.config.current
+        models = [
+            ModelState(name=model.name, task=Task(model.task), ready=self.pool.is_ready(model))
+            for model in self.pool.models
+        ]
+        return PodState(
+            role=Role.GATEWAY,
+            pod=self.settings.pod,
+            ready=not self.not_ready,
+            sequence=current.sequence,
+            level=current.stable.level,
+            config_error=self.config.error,
+            unknown_fields=self.config.unknown_fields,
+            models=tuple(models),
+        )
+
+
+def exchange_of(request: Request) -> Exchange:
+    exchange: Exchange = request.scope["state"]["exchange"]
+    return exchange

@@ -1,0 +1,105 @@
+"""One HTTP request from arrival to end: what the log and the metrics say about it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sixfold_api.scalars import Task
+from sixfold_runtime.engine.protocol import Chunk
+from sixfold_runtime.gateway.metrics import GatewayMetrics
+from sixfold_runtime.logs import rfc3339
+
+log = logging.getLogger("sixfold.requests")
+CLIENT_CLOSED = 499
+"""Status in the log of a request whose client left before the answer ended; nginx's number for it."""
+
+
+def request_id(header: str) -> str:
+    """The caller's X-Request-ID, cut to 128 harmless characters, or a new one."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "", header[:512])[:128] or secrets.token_hex(16)
+
+
+@dataclass
+class Exchange:
+    """Filled in while the request runs.
+
+    Attributes:
+        level: the configuration's level at arrival, then the level that the engine stamped.
+        model: variant that answered; empty until one is chosen.
+    """
+
+    id: str
+    metrics: GatewayMetrics
+    level: int
+    path: str
+    started_unix_seconds: float = field(default_factory=time.time)
+    started_seconds: float = field(default_factory=time.perf_counter)
+    tenant: str = ""
+    task: Task | None = None
+    model: str = ""
+    arm: str = "stable"
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    error_code: str = ""
+    first_token_seconds: float | None = None
+    status: int = 0
+    client_left: bool = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"variant": self.model, "task": self.task or "", "level": str(self.level), "arm": self.arm}
+
+    def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
+        """Take the times of a chunk; `last_seconds` is when the tokens before came. Returns the new one."""
+        if chunk.tokens == 0:
+            return last_seconds
+        now = time.perf_counter()
+        self.output_tokens += chunk.tokens
+        if self.first_token_seconds is None:
+            self.first_token_seconds = now - self.started_seconds
+            self.metrics.first_token(self.labels, self.first_token_seconds)
+        elif last_seconds is not None:
+            self.metrics.next_tokens(self.labels, chunk.tokens, now - last_seconds)
+        return now
+
+    def end(self) -> None:
+        """Count and log it."""
+        seconds = time.perf_counter() - self.started_seconds
+        status = CLIENT_CLOSED if self.client_left else self.status
+        self.metrics.request(self.labels, _outcome(status, self.error_code), seconds)
+        fields: dict[str, Any] = {
+            "X-Request-ID": self.id,
+            "path": self.path,
+            "status": status,
+            "tenant": self.tenant,
+            "model_name": self.model,
+            "level": self.level,
+            "arm": self.arm,
+            "input_length": self.input_tokens,
+            "output_length": self.output_tokens,
+            "start_time": rfc3339(self.started_unix_seconds),
+            "end_time": rfc3339(self.started_unix_seconds + seconds),
+            "ttft_seconds": None if self.first_token_seconds is None else round(self.first_token_seconds, 4),
+            "finish_reason": self.finish_reason,
+            "error_code": self.error_code,
+        }
+        log.info(
+            "request", extra={"fields": {name: value for name, value in fields.items() if value not in ("", None)}}
+        )
+
+
+def _outcome(status: int, error_code: str) -> str:
+    """ok, error (ours), refused (the caller's fault), limited, cancelled. A stream may fail after its 200."""
+    if status == CLIENT_CLOSED:
+        return "cancelled"
+    if status == 429:
+        return "limited"
+    if status >= 500 or (status < 400 and error_code):
+        return "error"
+    return "refused" if status >= 400 else "ok"

@@ -1,0 +1,95 @@
+"""The gateway's Prometheus metrics. Labels hold configured names only, never what a caller wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+
+from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.gateway.pool import Pool
+from sixfold_runtime.settings import RuntimeSettings
+
+_REQUEST = ("namespace", "policy", "variant", "task", "level", "arm")
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_FIRST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
+_REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class GatewayMetrics:
+    """All metrics of one gateway, in a registry of its own: one process may run a gateway and an engine."""
+
+    def __init__(self, settings: RuntimeSettings, config: ConfigStore, pool: Pool) -> None:
+        self.registry = CollectorRegistry()
+        self._where = {"namespace": settings.namespace, "policy": settings.policy}
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_Gauges(self._where, config, pool))
+        self._requests = Counter(
+            "sixfold_requests", "Requests by outcome.", (*_REQUEST, "outcome"), registry=self.registry
+        )
+        self._first_token = self._histogram(
+            "sixfold_time_to_first_token_seconds", "From the request's arrival to the first token.", _FIRST_SECONDS
+        )
+        self._next_token = self._histogram(
+            "sixfold_inter_token_latency_seconds", "Between tokens of one answer.", _TOKEN_SECONDS
+        )
+        self._request = self._histogram(
+            "sixfold_request_seconds", "From the request's arrival to the end of the answer.", _REQUEST_SECONDS
+        )
+        self._stream_bytes = Counter(
+            "sixfold_stream_bytes",
+            "Bytes of streamed answers before (raw) and after (sent) compression.",
+            ("namespace", "policy", "kind"),
+            registry=self.registry,
+        )
+        self._rate_limited = Counter(
+            "sixfold_rate_limited", "Requests over a key's rate.", ("namespace", "policy"), registry=self.registry
+        )
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, _REQUEST, buckets=buckets, registry=self.registry)
+
+    def request(self, labels: dict[str, str], outcome: str, seconds: float) -> None:
+        """One request ended. Refused ones don't count into the latency: they would make it look better."""
+        self._requests.labels(**self._where, **labels, outcome=outcome).inc()
+        if outcome == "ok":
+            self._request.labels(**self._where, **labels).observe(seconds)
+
+    def first_token(self, labels: dict[str, str], seconds: float) -> None:
+        self._first_token.labels(**self._where, **labels).observe(seconds)
+
+    def next_tokens(self, labels: dict[str, str], tokens: int, seconds: float) -> None:
+        """`tokens` came together, `seconds` after the ones before."""
+        histogram = self._next_token.labels(**self._where, **labels)
+        for _ in range(tokens):
+            histogram.observe(seconds / tokens)
+
+    def stream_bytes(self, raw: int, sent: int) -> None:
+        self._stream_bytes.labels(**self._where, kind="raw").inc(raw)
+        self._stream_bytes.labels(**self._where, kind="sent").inc(sent)
+
+    def rate_limited(self) -> None:
+        self._rate_limited.labels(**self._where).inc()
+
+
+class _Gauges:
+    """Values that are read when someone asks."""
+
+    def __init__(self, where: dict[str, str], config: ConfigStore, pool: Pool) -> None:
+        self._where = where
+        self._config = config
+        self._pool = pool
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        current = self._config.current
+        for name, text, value in (
+            ("sixfold_config_sequence", "Sequence of the configuration in use.", current.sequence),
+            ("sixfold_config_refused", "1 while the newest configuration is refused.", int(bool(self._config.error))),
+            ("sixfold_level", "Rollback level in use.", current.stable.level),
+            ("sixfold_gateway_engines_connected", "Engine pods with a connection.", self._pool.connected),
+            ("sixfold_gateway_engines_ready", "Connected engine pods that take requests.", self._pool.ready),
+        ):
+            family = GaugeMetricFamily(name, text, labels=list(self._where))
+            family.add_metric(list(self._where.values()), value)
+            yield family

@@ -1,0 +1,224 @@
+"""The engines that this gateway knows: found by name, connected, and chosen from for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+from websockets.typing import Subprotocol
+
+from sixfold_api.scalars import Task
+from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, ModelInfo
+from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
+from sixfold_runtime.gateway.tokenizer import ModelTokenizer
+from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
+
+log = logging.getLogger(__name__)
+RESOLVE_SECONDS = 1.0
+MAX_FRAME_BYTES = 64 * 2**20
+BACK_OFF_SECONDS = (0.1, 2.0)
+"""First and longest pause before a new try."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine for one request, with the model's facts and its tokenizer."""
+
+    session: Session
+    model: ModelInfo
+    tokenizer: ModelTokenizer
+
+
+def choose(choices: Iterable[Choice]) -> Choice | None:
+    """The engine with the fewest requests of this gateway in flight; of equals the one that waited longest."""
+    return min(choices, key=lambda choice: (choice.session.in_flight, choice.session.last_used), default=None)
+
+
+def parse_target(target: str) -> Address:
+    """`host:port`, `1.2.3.4:port` or `[v6]:port`; raises ValueError."""
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"engine {target!r}: expected host:port")
+    return host.strip("[]"), int(port)
+
+
+async def resolve(address: Address) -> set[Address] | None:
+    """Every pod behind a name; None where the name service can't tell at the moment."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        # A headless Service without ready pods has no name; everything else may be a fault of the DNS.
+        return set() if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
+    return {(str(entry[4][0]), int(entry[4][1])) for entry in found}
+
+
+def _authority(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Pool:
+    """Connections to every pod of every target."""
+
+    def __init__(self, targets: Sequence[str], alias: str) -> None:
+        """`targets` are `host:port`; raises ValueError. `alias` is the stable name of whatever is served."""
+        self._targets = {target: parse_target(target) for target in targets}
+        self._alias = alias
+        self._links: dict[tuple[str, Address], asyncio.Task[None]] = {}
+        self._sessions: dict[Session, tuple[str, Address]] = {}
+        self._tokenizers = TokenizerCache(self._sources, self._on_change)
+        self._answered: set[str] = set()
+        self._known: dict[str, ModelInfo] = {}
+        self._changed = asyncio.Event()
+
+    # -- what there is
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        """Models of the connected engines; for a task that no engine serves now, those served last."""
+        return list(self._known.values())
+
+    @property
+    def connected(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def ready(self) -> int:
+        """Connected engines that take requests for all their models."""
+        return sum(self._is_ready(session) for session in self._sessions)
+
+    def is_ready(self, model: ModelInfo) -> bool:
+        return any(choice.model.name == model.name for choice in self._choices(lambda _: True, ()))
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """Targets that have not been ready once."""
+        return [target for target in self._targets if target not in self._answered]
+
+    def matches(self, model: ModelInfo, name: str, task: Task) -> bool:
+        return model.task == task and name in (model.name, self._alias)
+
+    async def pick(self, name: str, task: Task, exclude: Sequence[Session], timeout_seconds: float) -> Choice | None:
+        """An engine that serves `name` now, or gets ready to within the timeout; else None."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    choice = choose(self._choices(lambda model: self.matches(model, name, task), exclude))
+                    if choice is not None:
+                        return choice
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+
+    def _choices(self, wanted: Callable[[ModelInfo], bool], exclude: Sequence[Session]) -> Iterable[Choice]:
+        for session in self._sessions:
+            if session in exclude or session.state is None or session.state.draining:
+                continue
+            for model in session.state.models:
+                tokenizer = self._tokenizers.get(model.tokenizer)
+                if model.ready and tokenizer is not None and wanted(model):
+                    yield Choice(session, model, tokenizer)
+
+    def _is_ready(self, session: Session) -> bool:
+        state = session.state
+        return (
+            state is not None
+            and bool(state.models)
+            and not state.draining
+            and all(model.ready and self._tokenizers.get(model.tokenizer) is not None for model in state.models)
+        )
+
+    # -- how it comes about
+
+    async def run(self) -> None:
+        """Keep connections to all pods until cancelled."""
+        try:
+            while True:
+                await asyncio.gather(*(self._follow(target) for target in self._targets))
+                await asyncio.sleep(RESOLVE_SECONDS)
+        finally:
+            for task in self._links.values():
+                task.cancel()
+            await asyncio.gather(*self._links.values(), return_exceptions=True)
+            await self._tokenizers.close()
+
+    async def _follow(self, target: str) -> None:
+        """Start a link to each new pod. One that left the name keeps its link while the socket lives."""
+        addresses = await resolve(self._targets[target])
+        if addresses is None:
+            return
+        for key in [key for key, task in self._links.items() if task.done()]:
+            del self._links[key]
+        for address in addresses:
+            if (target, address) not in self._links:
+                self._links[target, address] = asyncio.create_task(self._link(target, address))
+
+    async def _link(self, target: str, address: Address) -> None:
+        """Connect, and again after each loss, for as long as the name leads to the address."""
+        first, longest = BACK_OFF_SECONDS
+        pause = first
+        while True:
+            try:
+                if await self._session(target, address):
+                    pause = first
+            except (OSError, TimeoutError, WebSocketException) as error:
+                log.info("engine %s: %s", _authority(address), error or type(error).__name__)
+            except PROTOCOL_ERRORS as error:
+                log.error("engine %s sent what this gateway can't read: %s", _authority(address), error)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(longest, pause * 2)
+            addresses = await resolve(self._targets[target])
+            if addresses is not None and address not in addresses:
+                return
+
+    async def _session(self, target: str, address: Address) -> bool:
+        """One connection from start to end; True if the engine introduced itself."""
+        async with connect(
+            f"ws://{_authority(address)}{PATH}",
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            proxy=None,
+            max_size=MAX_FRAME_BYTES,
+            max_queue=None,
+            open_timeout=5,
+            close_timeout=1,
+            ping_interval=5,
+            ping_timeout=20,
+        ) as websocket:
+            session = Session(websocket, self._on_change)
+            self._sessions[session] = (target, address)
+            log.info("engine %s connected", _authority(address))
+            try:
+                await session.run()
+            finally:
+                del self._sessions[session]
+                self._on_change()
+                log.info("engine %s disconnected", _authority(address))
+            return session.state is not None
+
+    def _sources(self, tokenizer: str) -> list[str]:
+        """Base URLs of the engines with a model that needs this tokenizer."""
+        return [
+            f"http://{_authority(address)}"
+            for session, (_, address) in self._sessions.items()
+            if session.state is not None and any(model.tokenizer == tokenizer for model in session.state.models)
+        ]
+
+    def _on_change(self) -> None:
+        """An engine said something new, came or left, or a tokenizer arrived: wake requests that wait for it."""
+        live = {m.name: m for s in self._sessions if s.state is not None for m in s.state.models}
+        tasks = {model.task for model in live.values()}
+        self._known = live | {n: m for n, m in self._known.items() if n not in live and m.task not in tasks}
+        for model in live.values():
+            self._tokenizers.want(model.tokenizer)
+        self._answered |= {target for session, (target, _) in self._sessions.items() if self._is_ready(session)}
+        self._changed.set()

@@ -1,0 +1,130 @@
+"""One WebSocket to one engine pod, carrying all requests that this gateway has there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from sixfold_runtime.engine.protocol import (
+    Cancel,
+    Chunk,
+    Done,
+    Request,
+    State,
+    Step,
+    Submit,
+    decode_to_gateway,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+
+class EngineLostError(Exception):
+    """The connection to the engine ended before the request did."""
+
+
+Event = Chunk | Done
+_Inbox = asyncio.Queue[Event | None]
+
+
+class Session:
+    """A live connection. It ends with the socket; a new connection is a new session.
+
+    Attributes:
+        state: what the engine said last; None until it said something.
+        last_used: grows with each request, over all sessions: breaks ties between equally busy engines.
+    """
+
+    _uses = itertools.count(1)
+
+    def __init__(self, socket: ClientConnection, on_state: Callable[[], None]) -> None:
+        self.state: State | None = None
+        self.last_used = 0
+        self._socket = socket
+        self._on_state = on_state
+        self._inboxes: dict[str, _Inbox] = {}
+        self._outgoing: asyncio.Queue[Request | str] = asyncio.Queue()
+        self._open = True
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._inboxes)
+
+    async def run(self) -> None:
+        """Read and write until the socket closes. Raises what broke it, if it broke."""
+        writer = asyncio.create_task(self._write())
+        try:
+            async for frame in self._socket:
+                self._receive(frame if isinstance(frame, bytes) else frame.encode())
+        finally:
+            self._open = False
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionClosed):
+                await writer
+            for inbox in self._inboxes.values():
+                inbox.put_nowait(None)
+
+    def _receive(self, frame: bytes) -> None:
+        message = decode_to_gateway(frame)
+        if isinstance(message, Step):
+            for chunk in message.chunks:
+                self._deliver(chunk)
+        elif isinstance(message, Done):
+            self._deliver(message)
+        else:
+            self.state = message
+            self._on_state()
+
+    def _deliver(self, event: Event) -> None:
+        inbox = self._inboxes.get(event.id)
+        if inbox is not None:  # else the client left a moment ago
+            inbox.put_nowait(event)
+
+    async def _write(self) -> None:
+        """Requests that wait together travel in one Submit, cancellations in one Cancel."""
+        while True:
+            items = [await self._outgoing.get()]
+            while not self._outgoing.empty():
+                items.append(self._outgoing.get_nowait())
+            requests = [item for item in items if not isinstance(item, str)]
+            cancelled = [item for item in items if isinstance(item, str)]
+            if requests:
+                await self._socket.send(encode(Submit(requests)))
+            if cancelled:
+                await self._socket.send(encode(Cancel(cancelled)))
+
+    async def events(self, request: Request) -> AsyncGenerator[Event, None]:
+        """Submit and yield chunks up to the Done. Closing the iterator earlier cancels at the engine.
+
+        Raises:
+            EngineLostError: the socket closed first.
+        """
+        if not self._open:
+            raise EngineLostError
+        inbox: _Inbox = asyncio.Queue()
+        self._inboxes[request.id] = inbox
+        self.last_used = next(self._uses)
+        self._outgoing.put_nowait(request)
+        done = False
+        try:
+            while not done:
+                event = await inbox.get()
+                if event is None:
+                    raise EngineLostError
+                done = isinstance(event, Done)
+                yield event
+        finally:
+            del self._inboxes[request.id]
+            if not done and self._open:
+                self._outgoing.put_nowait(request.id)
+
+
+PROTOCOL_ERRORS = (msgspec.DecodeError, msgspec.ValidationError)
