@@ -1,0 +1,67 @@
+"""What the machine offers: device, threads, memory. Container limits count, not the node's size."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:1` means here.
+
+    Raises:
+        ValueError: the name is no device, or CUDA is wanted where there is none.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ValueError(f"SIXFOLD_DEVICE={wanted!r} is no device: use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"SIXFOLD_DEVICE={wanted!r}, but no CUDA device is visible in this container")
+    return device
+
+
+def quota_threads(cpu_max: str, processors: int) -> int:
+    """Threads that a cgroup v2 `cpu.max` (such as `150000 100000` or `max 100000`) allows, at most `processors`."""
+    fields = cpu_max.split()
+    if len(fields) != 2 or fields[0] == "max":
+        return processors
+    return max(1, min(processors, math.ceil(int(fields[0]) / int(fields[1]))))
+
+
+def set_threads() -> int:
+    """Give torch as many threads as the container has CPUs; OMP_NUM_THREADS wins. Returns the count.
+
+    Without this, torch starts a thread for each core of the node and a pod with a small CPU limit is throttled.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        quota = _CGROUP / "cpu.max"
+        processors = len(os.sched_getaffinity(0))
+        torch.set_num_threads(quota_threads(quota.read_text(), processors) if quota.exists() else processors)
+    return torch.get_num_threads()
+
+
+def available_memory_bytes(device: torch.device) -> int:
+    """Bytes that can still be taken: free device memory, else what the node and the container's limit leave."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = _meminfo_available_bytes(_MEMINFO.read_text())
+    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(0, int(text) - int(current.read_text())))
+    return available
+
+
+def _meminfo_available_bytes(meminfo: str) -> int:
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("/proc/meminfo has no MemAvailable line: a Linux kernel of 3.14 or newer is needed")

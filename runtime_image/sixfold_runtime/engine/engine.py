@@ -1,0 +1,289 @@
+"""The engine: one thread owns all models and computes; any other thread submits and cancels through a queue."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from sixfold_api.runtime_config import ModelState, ServedModel
+from sixfold_api.scalars import Task
+from sixfold_runtime.engine.classification import ClassificationRunner
+from sixfold_runtime.engine.device import available_memory_bytes, choose_device, set_threads
+from sixfold_runtime.engine.errors import ModelLoadError, RequestError
+from sixfold_runtime.engine.generation import GenerationRunner
+from sixfold_runtime.engine.loader import LoadedModel, load
+from sixfold_runtime.engine.metrics import EngineMetrics
+from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
+from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, failed
+
+log = logging.getLogger(__name__)
+
+_KV_SHARE = {"cuda": 0.8, "cpu": 0.5}
+"""Of the memory that the weights leave, for the KV caches of all models together."""
+
+
+@dataclass
+class EngineModel:
+    """A model of the engine. Fields are replaced by the engine's thread and read by any."""
+
+    served: ServedModel
+    loaded: LoadedModel | None = None
+    runner: Runner | None = None
+    error: str = ""
+
+    @property
+    def state(self) -> ModelState:
+        return ModelState(name=self.served.name, task=self.served.task, ready=self.runner is not None, error=self.error)
+
+
+@dataclass(frozen=True)
+class _Submit:
+    sink: Sink
+    request: Request
+
+
+@dataclass(frozen=True)
+class _Cancel:
+    sink: Sink
+    ids: tuple[str, ...] | None
+    """None means all of the sink."""
+
+
+class _Stop:
+    pass
+
+
+class Engine:
+    """Serves models.
+
+    Attributes:
+        models: by name, in the order of the settings.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        config: CurrentConfig,
+        metrics: EngineMetrics,
+        *,
+        device: str = "auto",
+        limits: Limits | None = None,
+        on_models: Callable[[], None] = lambda: None,
+        on_counts: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            config: gives the RuntimeConfig in use, whenever asked.
+            device: auto, cpu or cuda.
+            limits: of each model; kv_tokens is derived from the memory.
+            on_models: called in the engine's thread when a model was loaded or failed to.
+            on_counts: called in the engine's thread when the number of running or waiting requests changed.
+        """
+        self.models = {model.name: EngineModel(model) for model in models}
+        self._config = config
+        self._metrics = metrics
+        self._device_name = device
+        self._limits = limits or Limits()
+        self._on_models = on_models
+        self._on_counts = on_counts
+        self._commands: queue.Queue[_Submit | _Cancel | _Stop] = queue.Queue()
+        self._live: dict[Key, Runner] = {}
+        self._draining = False
+        self._counts = (0, 0)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Load the models and serve them, in the engine's thread; returns at once."""
+        self._thread.start()
+
+    def submit(self, sink: Sink, requests: Iterable[Request]) -> None:
+        """Queue requests; each gets exactly one Done through the sink unless it is cancelled."""
+        for request in requests:
+            try:
+                self._check(request)
+            except RequestError as error:
+                sink.deliver([], [failed(request.id, self._config().stable.level, error)])
+            else:
+                self._commands.put(_Submit(sink, request))
+
+    def cancel(self, sink: Sink, ids: Iterable[str]) -> None:
+        """Stop these within one step; no Done follows."""
+        self._commands.put(_Cancel(sink, tuple(ids)))
+
+    def drop(self, sink: Sink) -> None:
+        """Cancel all requests of a sink: whoever wanted them is gone."""
+        self._commands.put(_Cancel(sink, None))
+
+    def drain(self) -> None:
+        """Take no new requests; running and queued ones go on."""
+        self._draining = True
+
+    def stop(self) -> None:
+        """End the thread after the current step; whatever still runs fails with 503. Blocks until done."""
+        if self._thread.is_alive():
+            self._commands.put(_Stop())
+            self._thread.join()
+
+    @property
+    def is_ready(self) -> bool:
+        """Every model is loaded, has answered a first forward, and new work is taken."""
+        return bool(self.models) and not self._draining and all(model.runner for model in self.models.values())
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is running, queued or about to be."""
+        return self._commands.unfinished_tasks == 0 and not self._live
+
+    @property
+    def running(self) -> int:
+        return sum(model.runner.running for model in self.models.values() if model.runner)
+
+    @property
+    def waiting(self) -> int:
+        return sum(model.runner.waiting for model in self.models.values() if model.runner)
+
+    def why_not_ready(self) -> str:
+        """For people: what keeps the engine from being ready; "" if nothing does."""
+        if self._draining:
+            return "draining: the engine is about to stop"
+        if not self.models:
+            return "no models: SIXFOLD_MODELS is empty"
+        problems = [
+            f"model {name}: {model.error or 'loading'}" for name, model in self.models.items() if not model.runner
+        ]
+        return "; ".join(problems)
+
+    def _check(self, request: Request) -> None:
+        """Refuse what needs no look at the model. Raises RequestError."""
+        if self._draining:
+            raise RequestError(503, "engine_draining", "this engine is about to stop: try again on another one")
+        model = self.models.get(request.model)
+        if model is None:
+            raise RequestError(404, "model_not_found", f"this engine has no model {request.model!r}")
+        wanted = Task.GENERATION if isinstance(request, Generate) else Task.CLASSIFICATION
+        if model.served.task != wanted:
+            raise RequestError(400, "wrong_task", f"model {request.model!r} is for {model.served.task}, not {wanted}")
+        if model.runner is None:
+            raise RequestError(
+                503, "model_not_ready", f"model {request.model!r} isn't ready: {model.error or 'loading'}"
+            )
+
+    # From here on: the engine's thread.
+
+    def _run(self) -> None:
+        set_threads()
+        self._load_models()
+        while self._obey():
+            for model in self.models.values():
+                if model.runner and (model.runner.running or model.runner.waiting):
+                    self._step(model.served.name, model.runner)
+            self._report_counts()
+        self._fail_all()
+
+    def _load_models(self) -> None:
+        try:
+            device = choose_device(self._device_name)
+        except ValueError as error:
+            for model in self.models.values():
+                model.error = str(error)
+            self._on_models()
+            return
+        for model in self.models.values():
+            try:
+                self._load_model(model, device)
+            except (ModelLoadError, RequestError) as error:
+                model.error = str(error)
+                log.error("model %s: %s", model.served.name, error)
+            except Exception as error:  # whatever a foreign model's code raises: the others still load
+                model.error = f"{type(error).__name__}: {error}"
+                log.exception("model %s failed to load", model.served.name)
+            self._on_models()
+
+    def _load_model(self, model: EngineModel, device: torch.device) -> None:
+        loaded = load(model.served, device)
+        metrics = self._metrics.of(model.served.name)
+        make = GenerationRunner if model.served.task == Task.GENERATION else ClassificationRunner
+        runner: Runner = make(loaded, self._limits, self._config, metrics)
+        models = sum(entry.served.task == Task.GENERATION for entry in self.models.values())
+        runner.warm_up(int(available_memory_bytes(device) * _KV_SHARE[device.type] / max(1, models)))
+        metrics.loaded(loaded.load_seconds, loaded.weight_bytes)
+        metrics.watch(lambda: runner.running, lambda: runner.waiting, lambda: runner.kv_bytes)
+        model.loaded, model.runner = replace(loaded, context_tokens=runner.context_tokens), runner
+
+    def _obey(self) -> bool:
+        """Do what was asked for; waits while there is nothing to compute. False when asked to stop."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._live)
+            except queue.Empty:
+                return True
+            if isinstance(command, _Stop):
+                return False
+            if isinstance(command, _Submit):
+                self._admit(command.sink, command.request)
+            else:
+                self._cancel(command)
+            self._commands.task_done()
+            self._report_counts()
+
+    def _admit(self, sink: Sink, request: Request) -> None:
+        runner, key = self.models[request.model].runner, (sink, request.id)
+        assert runner is not None, "submit() lets only requests for loaded models pass"
+        try:
+            if key in self._live:
+                raise RequestError(409, "duplicate_request_id", f"a request with id {request.id!r} is running already")
+            runner.submit(key, request)
+            self._live[key] = runner
+        except RequestError as error:
+            level = self._config().stable.level
+            self._metrics.of(request.model).ended(level, error.code)
+            sink.deliver([], [failed(request.id, level, error, len(request.token_ids))])
+
+    def _cancel(self, command: _Cancel) -> None:
+        if command.ids is None:
+            keys = [key for key in self._live if key[0] is command.sink]
+        else:
+            keys = [key for key in ((command.sink, request_id) for request_id in command.ids) if key in self._live]
+        for key in keys:
+            self._live.pop(key).cancel(key)
+
+    def _step(self, name: str, runner: Runner) -> None:
+        started = time.monotonic()
+        outputs = runner.step()
+        self._metrics.of(name).busy(time.monotonic() - started)
+        self._deliver(outputs)
+
+    def _deliver(self, outputs: Iterable[Output]) -> None:
+        """Hand each sink its share of a step."""
+        chunks: dict[Sink, list[Chunk]] = {}
+        dones: dict[Sink, list[Done]] = {}
+        for sink, output in outputs:
+            if isinstance(output, Chunk):
+                chunks.setdefault(sink, []).append(output)
+            else:
+                dones.setdefault(sink, []).append(output)
+                self._live.pop((sink, output.id), None)
+        for sink in {**chunks, **dones}:
+            sink.deliver(chunks.get(sink, []), dones.get(sink, []))
+
+    def _report_counts(self) -> None:
+        counts = (self.running, self.waiting)
+        if counts != self._counts:
+            self._counts = counts
+            self._on_counts()
+
+    def _fail_all(self) -> None:
+        error = RequestError(503, "engine_stopped", "the engine stopped before this request was done: try again")
+        level = self._config().stable.level
+        self._deliver([(sink, failed(request_id, level, error)) for sink, request_id in list(self._live)])

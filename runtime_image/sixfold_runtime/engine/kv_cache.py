@@ -1,0 +1,147 @@
+"""The KV cache of one batch: sequences of different lengths, each from column 0 on, in one tensor a layer.
+
+It answers to the `update` that transformers' attention modules call, so any decoder there can run over it. Rows stay
+dense: a forward runs over all of them, and a row that leaves is replaced by the last one. Columns beyond a row's
+length are zero or hold finite padding, so that masking them out can't yield NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_COLUMN_STEP = 64
+
+
+@dataclass
+class _Layer:
+    """Shapes: [rows, kv_heads, columns, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def _allocate(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return torch.zeros(rows, like.shape[1], columns, like.shape[3], dtype=like.dtype, device=like.device)
+
+
+def _resized(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    resized = _allocate(tensor, rows, columns)
+    kept_rows, kept_columns = min(rows, tensor.shape[0]), min(columns, tensor.shape[2])
+    resized[:kept_rows, :, :kept_columns] = tensor[:kept_rows, :, :kept_columns]
+    return resized
+
+
+class RaggedCache:
+    """Keys and values of a batch of sequences.
+
+    Attributes:
+        lengths: tokens held by each row.
+    """
+
+    def __init__(self, lengths: list[int] | None = None) -> None:
+        self.lengths: list[int] = lengths or []
+        self._layers: list[_Layer] = []
+        self._rows = 0
+        self._columns = 0
+        self._index = torch.empty(0, dtype=torch.long)
+        self._positions = torch.empty(0, dtype=torch.long)
+        self._width = 0
+
+    def begin(self, positions: torch.Tensor) -> int:
+        """Say where the next forward writes; returns the columns that it attends to.
+
+        Args:
+            positions: int64 [rows, tokens], the column of each new token.
+        """
+        rows = positions.shape[0]
+        self._width = max(self.lengths) + positions.shape[1]
+        self._reserve(rows, self._width)
+        self._index = torch.arange(rows, device=positions.device)[:, None]
+        self._positions = positions
+        return self._width
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values [rows, kv_heads, tokens, head_dim]; returns all columns in use."""
+        while len(self._layers) <= layer_idx:
+            self._layers.append(
+                _Layer(_allocate(keys, self._rows, self._columns), _allocate(values, self._rows, self._columns))
+            )
+        layer, rows = self._layers[layer_idx], keys.shape[0]
+        layer.keys[self._index, :, self._positions] = keys.transpose(1, 2)
+        layer.values[self._index, :, self._positions] = values.transpose(1, 2)
+        return layer.keys[:rows, :, : self._width], layer.values[:rows, :, : self._width]
+
+    def commit(self, counts: list[int]) -> None:
+        """Count the tokens that the forward wrote, a number a row."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def get_seq_length(self, _layer_idx: int = 0) -> int:
+        """Part of transformers' interface: the longest row."""
+        return max(self.lengths, default=0)
+
+    def append(self, other: RaggedCache, row: int) -> None:
+        """Copy a row of another cache of the same model behind the last row."""
+        length, target = other.lengths[row], len(self.lengths)
+        self._reserve(target + 1, length + 1)
+        for index, source in enumerate(other._layers):
+            if len(self._layers) <= index:
+                self._layers.append(
+                    _Layer(
+                        _allocate(source.keys, self._rows, self._columns),
+                        _allocate(source.values, self._rows, self._columns),
+                    )
+                )
+            self._layers[index].keys[target, :, :length] = source.keys[row, :, :length]
+            self._layers[index].values[target, :, :length] = source.values[row, :, :length]
+        self.lengths.append(length)
+
+    def remove(self, row: int) -> None:
+        """Drop a row; the last one takes its place. What it held is wiped. An empty cache frees its memory."""
+        last = len(self.lengths) - 1
+        if last == 0:
+            self.clear()
+            return
+        length, used = self.lengths[last], max(self.lengths[row], self.lengths[last])
+        for layer in self._layers:
+            for tensor in (layer.keys, layer.values):
+                if row != last:
+                    tensor[row, :, :used] = tensor[last, :, :used]
+                tensor[last, :, :used] = 0
+        self.lengths[row] = length
+        self.lengths.pop()
+
+    def clear(self) -> None:
+        """Forget everything and free the memory."""
+        self.lengths, self._layers, self._rows, self._columns = [], [], 0, 0
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of one column of one row, over all layers; 0 while nothing is allocated."""
+        cells = self._rows * self._columns
+        return self.allocated_bytes // cells if cells else 0
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        """Grow rows to the next power of two and columns by half; anything larger than needed shrinks with it."""
+        if rows <= self._rows and columns <= self._columns:
+            return
+        if rows > self._rows:
+            new_rows = 1 << (rows - 1).bit_length()
+            needed = max(columns, *self.lengths, 1)
+        else:
+            new_rows, needed = self._rows, columns
+        new_columns = -(-(needed + needed // 2) // _COLUMN_STEP) * _COLUMN_STEP
+        # Built aside first: running out of memory leaves the cache as it was.
+        layers = [
+            _Layer(_resized(layer.keys, new_rows, new_columns), _resized(layer.values, new_rows, new_columns))
+            for layer in self._layers
+        ]
+        self._layers, self._rows, self._columns = layers, new_rows, new_columns

@@ -1,0 +1,87 @@
+"""What passes between the engine's thread and whoever submits requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from sixfold_api.runtime_config import RuntimeConfig
+from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason
+
+CurrentConfig = Callable[[], RuntimeConfig]
+
+
+class Sink(Protocol):
+    """Where results go: a gateway's connection, or a caller in this process. Compared by identity."""
+
+    def deliver(self, chunks: Sequence[Chunk], dones: Sequence[Done]) -> None:
+        """Take the results of a step. Called in the engine's thread or the submitter's: returns at once."""
+
+
+Key = tuple[Sink, str]
+"""A request: ids are unique within a sink only."""
+
+Output = tuple[Sink, Chunk | Done]
+
+
+class Runner(Protocol):
+    """Serves one model. Used from the engine's thread; the counts may be read from any."""
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    def warm_up(self, kv_budget_bytes: int) -> None:
+        """Run a first forward. Raises RequestError if the model can't answer."""
+
+    def submit(self, key: Key, request: Any) -> None:
+        """Queue a Generate or a Classify, whichever the runner is for. Raises RequestError; then nothing was queued."""
+
+    def cancel(self, key: Key) -> None:
+        """Forget a request; an unknown one is ignored."""
+
+    def step(self) -> list[Output]:
+        """Compute one step. Called only while something is running or waiting; never raises for a request's sake."""
+
+
+def failed(
+    request_id: str, level: int, error: RequestError, prompt_tokens: int = 0, completion_tokens: int = 0
+) -> Done:
+    """The end of a request that can't be served, or not any further."""
+    return Done(
+        id=request_id,
+        finish_reason=FinishReason.ERROR,
+        level=level,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        failure=Failure(error.status, error.code, error.message),
+    )
+
+
+def check_prompt(token_ids: list[int], vocabulary_tokens: int) -> None:
+    """Refuse what would fail inside the model.
+
+    Raises:
+        RequestError: no token, or an id outside the vocabulary.
+    """
+    if not token_ids:
+        raise RequestError(400, "empty_prompt", "the prompt has no tokens")
+    if min(token_ids) < 0 or max(token_ids) >= vocabulary_tokens:
+        raise RequestError(400, "invalid_token_ids", f"token ids must be between 0 and {vocabulary_tokens - 1}")
+
+
+def overloaded(waiting: int) -> RequestError:
+    return RequestError(503, "engine_overloaded", f"{waiting} requests are waiting already: try again later")
+
+
+def non_finite() -> RequestError:
+    return RequestError(500, "non_finite_logits", "the model computed NaN or infinite values for this request")
