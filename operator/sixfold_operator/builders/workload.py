@@ -1,0 +1,183 @@
+"""InferencePolicy -> Deployments and Services of gateway, engine and classifier. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sixfold_api.names import (
+    API_KEYS_DIRECTORY,
+    CLASSIFIER,
+    CONFIG_DIRECTORY,
+    ENGINE,
+    ENGINE_PORT,
+    ENV_API_KEYS_DIRECTORY,
+    ENV_CONFIG_DIRECTORY,
+    ENV_ENGINES,
+    ENV_MODELS,
+    ENV_NAMESPACE,
+    ENV_POD,
+    ENV_POLICY,
+    GATEWAY,
+    GATEWAY_PORT,
+    GROUP,
+    component_name,
+    config_map_name,
+)
+from sixfold_api.policy import EngineSpec, InferencePolicySpec
+from sixfold_api.runtime_config import ServedModel
+from sixfold_api.scalars import AcceleratorType, RolloutStrategy
+from sixfold_operator.builders.common import (
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    Manifest,
+    Mount,
+    child,
+    claim_mounts,
+    container,
+    digest,
+    field_env,
+    http_probe,
+    pod_spec,
+    selector,
+)
+from sixfold_operator.settings import OperatorSettings
+
+ARTIFACTS_ANNOTATION = f"{GROUP}/artifacts"
+"""Hash of the digests of what a pod serves: changed weights roll the pods."""
+DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
+PRE_STOP_SECONDS = 3
+"""A pod that ends keeps answering while endpoints and DNS forget it."""
+DRAIN_SECONDS = 25
+"""How long the runtime lets running requests finish (its setting drain_seconds)."""
+STARTUP_SECONDS = 600
+"""How long a process may take until it answers /healthz; loading a model comes after, under readiness."""
+
+_PORTS = {GATEWAY: GATEWAY_PORT, ENGINE: ENGINE_PORT, CLASSIFIER: ENGINE_PORT}
+
+
+def components(spec: InferencePolicySpec) -> tuple[str, ...]:
+    """The components that a policy asks for."""
+    own_classifier = spec.classification is not None and spec.classification.engine is not None
+    return (GATEWAY, ENGINE, CLASSIFIER) if own_classifier else (GATEWAY, ENGINE)
+
+
+def service(policy: Manifest, component: str) -> Manifest:
+    """The gateway's Service, or the headless one under which gateways find each engine pod."""
+    name = policy["metadata"]["name"]
+    port = _PORTS[component]
+    labels = selector(name, component)
+    manifest = child(policy, "v1", "Service", component_name(name, component), labels)
+    manifest["spec"] = {
+        "selector": labels,
+        "ports": [{"name": "http", "port": port, "targetPort": port, "protocol": "TCP"}],
+        **({} if component == GATEWAY else {"clusterIP": "None"}),
+    }
+    return manifest
+
+
+def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: OperatorSettings) -> Manifest:
+    """The gateway: CPU only, API keys mounted as files. A Secret that is missing doesn't keep it from starting."""
+    name = policy["metadata"]["name"]
+    gateway = spec.gateway
+    mounts = [_config_mount(name)]
+    engines = [f"{component_name(name, part)}:{ENGINE_PORT}" for part in components(spec) if part != GATEWAY]
+    env = [{"name": ENV_ENGINES, "value": json.dumps(engines)}]
+    if gateway.api_keys_secret_ref is not None:
+        secret = {"secret": {"secretName": gateway.api_keys_secret_ref.name, "optional": True}}
+        mounts.append(Mount("api-keys", secret, API_KEYS_DIRECTORY))
+        env.append({"name": ENV_API_KEYS_DIRECTORY, "value": API_KEYS_DIRECTORY})
+    main = container(settings, GATEWAY, gateway.pod, mounts)
+    _serve(main, policy, GATEWAY, "gateway", env)
+    template = _template(name, GATEWAY, pod_spec(main, gateway.pod, mounts))
+    return _deployment(policy, GATEWAY, gateway.replicas or 1, template, surge=True)
+
+
+def engine_deployment(
+    policy: Manifest,
+    component: str,
+    engine: EngineSpec,
+    models: Sequence[ServedModel],
+    claims: Sequence[str],
+    settings: OperatorSettings,
+) -> Manifest:
+    """Engine pods of `component` (engine or classifier) that load `models` from `claims`."""
+    name = policy["metadata"]["name"]
+    replicas = 1 if engine.replicas is None else engine.replicas
+    mounts = [_config_mount(name), *claim_mounts(claims)]
+    main = container(settings, ENGINE, engine.pod, mounts)
+    _add_accelerator(main, engine)
+    _serve(main, policy, component, "engine", [{"name": ENV_MODELS, "value": _models_json(models)}])
+    template = _template(name, component, pod_spec(main, engine.pod, mounts))
+    template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest([model.digest for model in models])}
+    return _deployment(policy, component, replicas, template, surge=surges(engine, replicas))
+
+
+def surges(engine: EngineSpec, replicas: int) -> bool:
+    """Whether a rollout starts a new pod before an old one stops."""
+    if engine.strategy is RolloutStrategy.AUTO:
+        return engine.accelerator.type is AcceleratorType.CPU or replicas <= 1
+    return engine.strategy is RolloutStrategy.SURGE
+
+
+def _models_json(models: Sequence[ServedModel]) -> str:
+    return json.dumps([model.to_dict() for model in models], sort_keys=True)
+
+
+def _config_mount(policy: str) -> Mount:
+    """The whole directory, never a subPath: the kubelet refreshes only whole volumes."""
+    return Mount("config", {"configMap": {"name": config_map_name(policy)}}, CONFIG_DIRECTORY)
+
+
+def _serve(main: Manifest, policy: Manifest, component: str, role: str, env: list[dict[str, Any]]) -> None:
+    """Command, environment, port, probes and shutdown of a serving container."""
+    port = _PORTS[component]
+    main["command"] = ["sixfold"]
+    main["args"] = ["serve", "--role", role]
+    main["env"] = [
+        {"name": ENV_POLICY, "value": policy["metadata"]["name"]},
+        field_env(ENV_NAMESPACE, "metadata.namespace"),
+        field_env(ENV_POD, "metadata.name"),
+        {"name": ENV_CONFIG_DIRECTORY, "value": CONFIG_DIRECTORY},
+        {"name": "HOME", "value": "/tmp"},
+        *env,
+    ]
+    main["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
+    main["startupProbe"] = http_probe("/healthz", port, 2, STARTUP_SECONDS // 2)
+    main["readinessProbe"] = http_probe("/readyz", port, 2, 2)
+    main["livenessProbe"] = http_probe("/healthz", port, 10, 6)
+    main["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}}
+
+
+def _add_accelerator(main: Manifest, engine: EngineSpec) -> None:
+    if engine.accelerator.type is not AcceleratorType.GPU:
+        return
+    resource = engine.accelerator.resource_name or DEFAULT_GPU_RESOURCE
+    limits = main.setdefault("resources", {}).setdefault("limits", {})
+    limits[resource] = str(engine.accelerator.count or 1)
+
+
+def _template(policy: str, component: str, spec: Manifest) -> Manifest:
+    spec["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + DRAIN_SECONDS + 7
+    labels = {MANAGED_BY_LABEL: MANAGED_BY, **selector(policy, component)}
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _deployment(policy: Manifest, component: str, replicas: int, template: Manifest, *, surge: bool) -> Manifest:
+    name = policy["metadata"]["name"]
+    labels = selector(name, component)
+    manifest = child(policy, "apps/v1", "Deployment", component_name(name, component), labels)
+    manifest["spec"] = {
+        "replicas": replicas,
+        "selector": {"matchLabels": labels},
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1 if surge else 0, "maxUnavailable": 0 if surge else 1},
+        },
+        "revisionHistoryLimit": 2,
+        # Slow loads are no failure: the reason is read from the pods.
+        "progressDeadlineSeconds": STARTUP_SECONDS * 2,
+        "template": template,
+    }
+    return manifest

@@ -1,0 +1,118 @@
+"""What the watches said last: objects by kind, kept as JSON text.
+
+Text takes a fifth of the memory of dicts, and a caller who changes what it got changes only its own copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+Manifest = dict[str, Any]
+Place = tuple[str, str]
+"""Namespace and name."""
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_POD_STATUS = ("phase", "podIP", "conditions", "containerStatuses", "reason", "message")
+
+
+class _Entry(NamedTuple):
+    uid: str
+    version: int
+    tags: frozenset[str]
+    text: bytes
+
+
+def no_tags(_: Manifest) -> Iterable[str]:
+    return ()
+
+
+class Cache:
+    """Newest known version of each object. `tags(object)` names the index entries under which `tagged` finds it."""
+
+    def __init__(self, tags: Callable[[Manifest], Iterable[str]] = no_tags) -> None:
+        self._tags = tags
+        self._kinds: dict[str, dict[Place, _Entry]] = {}
+        self._index: dict[tuple[str, str, str], set[str]] = {}
+
+    def put(self, manifest: Manifest) -> bool:
+        """Remember an object that the API returned. False if the same or a newer version was known."""
+        kind, place = manifest["kind"], _place(manifest)
+        metadata = manifest["metadata"]
+        old = self._kinds.get(kind, {}).get(place)
+        version = int(metadata["resourceVersion"])
+        if old is not None and old.version >= version:
+            return False
+        self._drop(kind, place)
+        trimmed = _trim(manifest)
+        entry = _Entry(metadata["uid"], version, frozenset(self._tags(trimmed)), json.dumps(trimmed).encode())
+        self._kinds.setdefault(kind, {})[place] = entry
+        for tag in entry.tags:
+            self._index.setdefault((kind, place[0], tag), set()).add(place[1])
+        return True
+
+    def remove(self, manifest: Manifest) -> bool:
+        """Forget an object that was deleted. False if it wasn't known, or another one has its name now."""
+        kind, place = manifest["kind"], _place(manifest)
+        old = self._kinds.get(kind, {}).get(place)
+        if old is None or old.uid != manifest["metadata"]["uid"]:
+            return False
+        self._drop(kind, place)
+        return True
+
+    def replace(self, kind: str, namespace: str | None, manifests: Iterable[Manifest], version: int) -> list[Place]:
+        """Bring a kind in line with a complete list of `version`; returns what was missed (changed or gone)."""
+        missed, seen = [], set()
+        for manifest in manifests:
+            seen.add(_place(manifest))
+            if self.put(manifest):
+                missed.append(_place(manifest))
+        for place, entry in list(self._kinds.get(kind, {}).items()):
+            if place not in seen and namespace in (None, place[0]) and entry.version <= version:
+                self._drop(kind, place)
+                missed.append(place)
+        return missed
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        entry = self._kinds.get(kind, {}).get((namespace, name))
+        return None if entry is None else json.loads(entry.text)
+
+    def tagged(self, kind: str, namespace: str, tag: str) -> Iterator[Manifest]:
+        """Objects of a namespace with a tag, by name."""
+        for name in sorted(self._index.get((kind, namespace, tag), ())):
+            manifest = self.get(kind, namespace, name)
+            if manifest is not None:
+                yield manifest
+
+    def places(self, kind: str) -> list[Place]:
+        """All known objects of a kind."""
+        return list(self._kinds.get(kind, ()))
+
+    def _drop(self, kind: str, place: Place) -> None:
+        entry = self._kinds.get(kind, {}).pop(place, None)
+        for tag in entry.tags if entry else ():
+            names = self._index[kind, place[0], tag]
+            names.discard(place[1])
+            if not names:
+                del self._index[kind, place[0], tag]
+
+
+def _place(manifest: Manifest) -> Place:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _trim(manifest: Manifest) -> Manifest:
+    """Without what nothing here reads: managed fields, kubectl's copy, most of a pod."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
+    annotations = {key: value for key, value in metadata.get("annotations", {}).items() if key != _LAST_APPLIED}
+    if annotations:
+        metadata["annotations"] = annotations
+    else:
+        metadata.pop("annotations", None)
+    trimmed = {**manifest, "metadata": metadata}
+    if manifest["kind"] == "Pod":
+        trimmed.pop("spec", None)
+        status = manifest.get("status", {})
+        trimmed["status"] = {key: status[key] for key in _POD_STATUS if key in status}
+    return trimmed

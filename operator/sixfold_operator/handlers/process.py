@@ -1,0 +1,96 @@
+"""Start and end of the process: kopf's settings, the API connection, the controller, the HTTP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from typing import Any
+
+import kopf
+
+from sixfold_api.names import API_VERSION, GROUP, POLICY_KIND, VARIANT_KIND
+from sixfold_operator import health
+from sixfold_operator.controller import CHILD_SELECTOR, Controller
+from sixfold_operator.kube import ApiError, Kube
+from sixfold_operator.settings import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+
+
+@kopf.on.login()
+def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    """kopf's own connection, without importing another client for it. In a pod the API's address comes from the
+    environment: cluster DNS may not be up yet."""
+    info = kopf.login_with_service_account(**arguments)
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+    if info is not None and host and port:
+        address = f"[{host}]" if ":" in host else host
+        return dataclasses.replace(info, server=f"https://{address}:{port}")
+    return info or kopf.login_with_kubeconfig(**arguments)
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    """Returns once the cache is filled and the workers run; only then does kopf begin to watch."""
+    configure(settings)
+    kube = await Kube.connect()
+    memo.controller = Controller(memo.settings, kube)
+    memo.http, port = await health.serve(memo.settings.metrics_port, memo.controller.stalled, memo.controller.unready)
+    log.info("serving /metrics, /healthz and /readyz", extra={"fields": {"port": port}})
+    await _begin(kube, memo.controller)
+    log.info("watching", extra={"fields": {"namespaces": memo.settings.watch_namespaces or "all"}})
+
+
+@kopf.on.cleanup()
+async def stop(memo: kopf.Memo, **_: Any) -> None:
+    if "controller" in memo:
+        await memo.controller.stop()
+    if "http" in memo:
+        await memo.http.cleanup()
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """No finalizers, no annotations, no scanning of CRDs and namespaces; long back-offs instead of giving up."""
+    settings.scanning.disabled = True
+    settings.persistence.finalizer = f"{GROUP}/kopf"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP, v1=False)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, v1=False)
+    settings.posting.level = logging.WARNING
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21) + (30,) * 20
+    for kind in ("pods", "services", "configmaps"):
+        settings.watching.label_selectors["", "v1", kind] = CHILD_SELECTOR
+    settings.watching.label_selectors["apps", "v1", "deployments"] = CHILD_SELECTOR
+    settings.watching.label_selectors["batch", "v1", "jobs"] = CHILD_SELECTOR
+
+
+async def _begin(kube: Kube, controller: Controller) -> None:
+    """Start the controller once the API answers and serves both kinds: the chart may start this pod before its
+    CRDs are there, and kopf would then watch nothing, for ever."""
+    wanted = {POLICY_KIND, VARIANT_KIND}
+    while True:
+        try:
+            missing = wanted - await kube.serves(API_VERSION)
+            if not missing:
+                return await controller.start()
+            log.warning("waiting for the CRDs of %s: install the chart's or kubectl apply -f crds/", sorted(missing))
+        except ApiError as error:
+            log.warning("the API can't be listed yet: %s", error)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+def run(settings: OperatorSettings) -> None:
+    """Run until SIGTERM."""
+    kopf.run(
+        memo=kopf.Memo(settings=settings),
+        standalone=True,
+        clusterwide=not settings.watch_namespaces,
+        namespaces=settings.watch_namespaces,
+    )

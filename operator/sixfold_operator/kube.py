@@ -1,0 +1,186 @@
+"""The Kubernetes API as this operator uses it: dicts in, dicts out, over the official client's async transport."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+
+from sixfold_api.names import API_VERSION, POLICY_KIND, POLICY_PLURAL, VARIANT_KIND, VARIANT_PLURAL
+from sixfold_operator import metrics
+
+Manifest = dict[str, Any]
+
+FIELD_MANAGER = "sixfold-operator"
+TIMEOUT = aiohttp.ClientTimeout(total=20, connect=5)
+PAGE_ITEMS = 500
+
+RESOURCES: dict[str, tuple[str, str]] = {
+    POLICY_KIND: (API_VERSION, POLICY_PLURAL),
+    VARIANT_KIND: (API_VERSION, VARIANT_PLURAL),
+    "Deployment": ("apps/v1", "deployments"),
+    "Job": ("batch/v1", "jobs"),
+    "Service": ("v1", "services"),
+    "ConfigMap": ("v1", "configmaps"),
+    "Pod": ("v1", "pods"),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
+    "Event": ("v1", "events"),
+}
+"""Kind -> apiVersion and plural of everything that is read or written."""
+
+
+class ApiError(Exception):
+    """The API refused a request, or couldn't be reached (status 0)."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+    @property
+    def is_refusal(self) -> bool:
+        """The request itself is wrong or forbidden: trying the same again won't help."""
+        return self.status in (400, 403, 422)
+
+
+class Kube:
+    """One connection pool to kube-apiserver. Every method raises ApiError."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    @classmethod
+    async def connect(cls) -> Self:
+        """As the pod's service account, or else as the kubeconfig says."""
+        configuration = Configuration()
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            # The path is looked up now: the client does it once, when it is imported.
+            config_file = os.environ.get("KUBECONFIG", "~/.kube/config")
+            await load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=config_file, client_configuration=configuration
+            )
+        return cls(ApiClient(configuration))
+
+    async def close(self) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """The object as it is now; None if there is none."""
+        try:
+            return await self._request("get", "GET", _path(kind, namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str | None, selector: str = "") -> tuple[list[Manifest], int]:
+        """All objects of a kind (in all namespaces without one) and the resource version of the list."""
+        query = {"limit": str(PAGE_ITEMS), **({"labelSelector": selector} if selector else {})}
+        items: list[Manifest] = []
+        while True:
+            page = await self._request("list", "GET", _path(kind, namespace), query)
+            # Items of a list carry neither kind nor apiVersion.
+            items += [{"apiVersion": RESOURCES[kind][0], "kind": kind, **item} for item in page["items"]]
+            token = page["metadata"].get("continue")
+            if not token:
+                return items, int(page["metadata"]["resourceVersion"])
+            query["continue"] = token
+
+    async def serves(self, api_version: str) -> set[str]:
+        """Kinds of a group version that the API serves; empty if the group isn't there."""
+        try:
+            found = await self._request("discover", "GET", f"/apis/{api_version}")
+        except ApiError as error:
+            if error.status == 404:
+                return set()
+            raise
+        return {resource["kind"] for resource in found["resources"]}
+
+    async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:
+        """Server-side apply. With `metadata.uid` it changes that very object or fails with 409; without `force`
+        it fails with 409 where another manager owns a field."""
+        metadata = manifest["metadata"]
+        path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        return await self._request("apply", "PATCH", path, query, manifest, "application/apply-patch+yaml")
+
+    async def apply_status(self, manifest: Manifest) -> Manifest:
+        """Server-side apply of the status subresource; 404 if the object is gone."""
+        metadata = manifest["metadata"]
+        path = _path(manifest["kind"], metadata["namespace"], metadata["name"]) + "/status"
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._request("apply_status", "PATCH", path, query, manifest, "application/apply-patch+yaml")
+
+    async def annotate(self, kind: str, namespace: str, name: str, annotations: Mapping[str, str]) -> Manifest:
+        """Merge annotations into an object; 404 if it is gone."""
+        patch = {"metadata": {"annotations": dict(annotations)}}
+        query = {"fieldManager": FIELD_MANAGER}
+        path = _path(kind, namespace, name)
+        return await self._request("annotate", "PATCH", path, query, patch, "application/merge-patch+json")
+
+    async def delete(self, manifest: Manifest) -> None:
+        """Delete this very object (by uid) and, in the background, what it owns. Gone already is fine."""
+        metadata = manifest["metadata"]
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
+        path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
+        try:
+            await self._request("delete", "DELETE", path, body=options)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def create_event(self, event: Manifest) -> None:
+        """Post a core/v1 Event."""
+        await self._request("create_event", "POST", _path("Event", event["metadata"]["namespace"]), body=event)
+
+    async def _request(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        url = f"{path}?{urlencode(query)}" if query else path
+        try:
+            prepared = await self._client.param_serialize(
+                method,
+                url,
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._client.call_api(*prepared, _request_timeout=TIMEOUT)
+            text = await response.read()  # type: ignore[no-untyped-call]
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            metrics.API_REQUESTS.labels(verb, "unreachable").inc()
+            raise ApiError(0, "Unreachable", f"{method} {path}: {error or type(error).__name__}") from error
+        metrics.API_REQUESTS.labels(verb, str(response.status)).inc()
+        answer = _decoded(text)
+        if response.status >= 400:
+            raise ApiError(response.status, answer.get("reason", "Error"), answer.get("message", f"{method} {path}"))
+        return answer
+
+
+def _decoded(text: bytes) -> Manifest:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return {"message": text[:200].decode(errors="replace")}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _path(kind: str, namespace: str | None, name: str = "") -> str:
+    api_version, plural = RESOURCES[kind]
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
+    return f"{root}{scope}/{plural}" + (f"/{quote(name)}" if name else "")

@@ -1,0 +1,248 @@
+"""Reconciling an InferencePolicy: observe -> plan -> apply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from sixfold_api.conditions import Condition, ConditionStatus, merge
+from sixfold_api.effective import effective
+from sixfold_api.names import (
+    CLASSIFIER,
+    COMPONENT_LABEL,
+    ENGINE,
+    GATEWAY,
+    POLICY_KIND,
+    SEQUENCE_ANNOTATION,
+    VARIANT_KIND,
+    component_name,
+    config_map_name,
+)
+from sixfold_api.policy import EngineSpec, InferencePolicySpec, InferencePolicyStatus
+from sixfold_operator import metrics
+from sixfold_operator.builders.common import Manifest
+from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
+from sixfold_operator.builders.workload import components, engine_deployment, gateway_deployment, service
+from sixfold_operator.kube import ApiError
+from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
+from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
+from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.policy_status import LEVEL_REASON, Findings, build_status, notes, workload_verdict
+from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running
+from sixfold_operator.reconcile.served import Load, resolve
+from sixfold_operator.reconcile.status_writer import transition_notes, write_status
+
+ASK_AGAIN_SECONDS = 10.0
+"""How often pods that run but aren't ready are asked why."""
+REFUSED_RETRY_SECONDS = 30.0
+
+
+@dataclass
+class Progress:
+    """When the current sequence was written, as far as this process knows. Lost at a restart, which only means
+    that pods are poked once more."""
+
+    sequence: int
+    since_seconds: float
+    measured: bool
+
+
+class PolicyReconciler:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._progress: dict[tuple[str, str], Progress] = {}
+
+    async def reconcile(self, namespace: str, name: str) -> float | None:
+        """One pass; returns after how many seconds to look again, or None. Raises ApiError."""
+        policy = self._context.cache.get(POLICY_KIND, namespace, name)
+        if policy is None or "deletionTimestamp" in policy["metadata"]:
+            self._forget(namespace, name)
+            return None
+        try:
+            spec = InferencePolicySpec.model_validate(policy["spec"])
+        except ValidationError as error:
+            await self._write_invalid(policy, error)
+            return None
+        findings, loads = self._observe(policy, spec)
+        # The level first: it must reach the pods even if nothing else can be done.
+        sequence, just_written = await self._write_config(findings)
+        if just_written:
+            await self._poke(findings, pods_to_poke(_all(findings), {}, sequence, 0, just_written=True))
+        await self._apply_workload(findings, loads)
+        if sequence:
+            await self._ask(findings, sequence, just_written)
+        await self._write(findings)
+        return self._again_seconds(findings, sequence)
+
+    def _observe(self, policy: Manifest, spec: InferencePolicySpec) -> tuple[Findings, dict[str, Load] | None]:
+        cache, namespace, name = self._context.cache, policy["metadata"]["namespace"], policy["metadata"]["name"]
+        pods: dict[str, list[Manifest]] = {}
+        for pod in cache.tagged("Pod", namespace, f"policy/{name}"):
+            if not is_leaving(pod):
+                pods.setdefault(pod["metadata"]["labels"].get(COMPONENT_LABEL, ""), []).append(pod)
+        deployments = {
+            part: cache.get("Deployment", namespace, component_name(name, part))
+            for part in (GATEWAY, ENGINE, CLASSIFIER)
+        }
+        loads, variants = resolve(spec, lambda variant: cache.get(VARIANT_KIND, namespace, variant))
+        findings = Findings(
+            policy=policy,
+            spec=spec,
+            effective=effective(spec),
+            reach=reach([], {}, 0),
+            variants=variants,
+            deployments=deployments,
+            pods=pods,
+            states={},
+        )
+        return findings, loads
+
+    async def _write_config(self, findings: Findings) -> tuple[int, bool]:
+        """Sequence of the configuration in the ConfigMap (0 if it couldn't be written), and whether it is new."""
+        policy, namespace = findings.policy, findings.policy["metadata"]["namespace"]
+        live = self._context.cache.get("ConfigMap", namespace, config_map_name(policy["metadata"]["name"]))
+        before = InferencePolicyStatus.model_validate(policy.get("status", {}))
+        last = before.config.sequence if before.config else 0
+        unix_ms = int(self._context.clock.now().timestamp() * 1000)
+        config = next_config(findings.effective, live, last, unix_ms)
+        if await self._try(findings, self._context.children.ensure(config_map(policy, config))) is None:
+            return 0, False
+        just_written = config.sequence != current_sequence(live)
+        key = namespace, policy["metadata"]["name"]
+        known = self._progress.get(key)
+        if just_written or known is None or known.sequence != config.sequence:
+            self._progress[key] = Progress(config.sequence, self._context.clock.monotonic(), not just_written)
+        return config.sequence, just_written
+
+    async def _ask(self, findings: Findings, sequence: int, just_written: bool) -> None:
+        """Take in what the pods say, and poke those that lag once more."""
+        pods = _all(findings)
+        findings.states = await self._context.pod_states.read(filter(is_running, pods))
+        if not just_written:
+            attempt = poke_attempt(self._elapsed_seconds(findings.policy))
+            await self._poke(findings, pods_to_poke(pods, findings.states, sequence, attempt, just_written=False))
+        findings.reach = reach(pods, findings.states, sequence)
+        self._measure(findings)
+
+    async def _poke(self, findings: Findings, values: dict[str, str]) -> None:
+        """Annotate pods, all at once: it makes their kubelets refresh the mounted ConfigMap."""
+        namespace = findings.policy["metadata"]["namespace"]
+
+        async def one(pod: str, value: str) -> None:
+            annotations = {SEQUENCE_ANNOTATION: value}
+            try:
+                self._context.cache.put(await self._context.kube.annotate("Pod", namespace, pod, annotations))
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+
+        await asyncio.gather(*(one(pod, value) for pod, value in values.items()))
+
+    def _measure(self, findings: Findings) -> None:
+        metadata = findings.policy["metadata"]
+        progress = self._progress[metadata["namespace"], metadata["name"]]
+        if findings.reach.complete and not progress.measured:
+            progress.measured = True
+            if findings.reach.status.pods:
+                metrics.CONFIG_SECONDS.observe(self._elapsed_seconds(findings.policy))
+
+    async def _apply_workload(self, findings: Findings, loads: dict[str, Load] | None) -> None:
+        """Services always; Deployments only when every variant can be served, so that what runs keeps running."""
+        policy, spec = findings.policy, findings.spec
+        deployments = dict(findings.deployments)
+        for part in components(spec):
+            await self._try(findings, self._context.children.ensure(service(policy, part)))
+        if loads is None:
+            return
+        for part in components(spec):
+            wanted = self._deployment(policy, spec, part, loads)
+            applied = await self._try(findings, self._context.children.ensure(wanted))
+            if applied is not None:
+                deployments[part] = applied
+        findings.deployments = deployments
+        if CLASSIFIER not in components(spec):
+            await self._remove_classifier(findings)
+
+    def _deployment(self, policy: Manifest, spec: InferencePolicySpec, part: str, loads: dict[str, Load]) -> Manifest:
+        if part == GATEWAY:
+            return gateway_deployment(policy, spec, self._context.settings)
+        engine: EngineSpec = spec.engine
+        if part == CLASSIFIER and spec.classification is not None and spec.classification.engine is not None:
+            engine = spec.classification.engine
+        load = loads.get(part, Load())
+        return engine_deployment(policy, part, engine, load.models, load.claims, self._context.settings)
+
+    async def _remove_classifier(self, findings: Findings) -> None:
+        """It goes when the engine has taken over its work, not before."""
+        metadata = findings.policy["metadata"]
+        name = component_name(metadata["name"], CLASSIFIER)
+        if not workload_verdict(findings).ok:
+            return
+        for kind in ("Deployment", "Service"):
+            old = self._context.cache.get(kind, metadata["namespace"], name)
+            if old is not None and is_controlled_by(old, metadata["uid"]):
+                await self._context.kube.delete(old)
+
+    async def _try(self, findings: Findings, work: Awaitable[Manifest]) -> Manifest | None:
+        """The child; None if it can't be written now, which then stands in the conditions."""
+        try:
+            return await work
+        except ForeignObjectError as error:
+            findings.conflicts.append(str(error))
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            findings.refusals.append(error.message)
+        return None
+
+    def _again_seconds(self, findings: Findings, sequence: int) -> float | None:
+        """The shortest of: pods lag or don't answer, pods come up, the API or a foreign object stands in the way."""
+        waits = []
+        if sequence and not findings.reach.complete:
+            waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
+        if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
+            waits.append(ASK_AGAIN_SECONDS)
+        if findings.conflicts or findings.refusals:
+            waits.append(REFUSED_RETRY_SECONDS)
+        return min(waits, default=None)
+
+    def _elapsed_seconds(self, policy: Manifest) -> float:
+        progress = self._progress[policy["metadata"]["namespace"], policy["metadata"]["name"]]
+        return self._context.clock.monotonic() - progress.since_seconds
+
+    async def _write(self, findings: Findings) -> None:
+        policy = findings.policy
+        status = build_status(findings, self._context.clock.now())
+        before = InferencePolicyStatus.model_validate(policy.get("status", {}))
+        await write_status(self._context, policy, status, notes(before, status))
+        target = findings.effective.config.level
+        metrics.POLICY_LEVEL.labels(policy["metadata"]["namespace"], policy["metadata"]["name"]).set(target)
+        if before.level is None or before.level.target != target:
+            metrics.LEVEL_DECISIONS.labels(LEVEL_REASON).inc()
+
+    async def _write_invalid(self, policy: Manifest, error: ValidationError) -> None:
+        """A stored spec that this version can't read: an older operator beside newer CRDs."""
+        before = InferencePolicyStatus.model_validate(policy.get("status", {}))
+        generation = policy["metadata"]["generation"]
+        message = f"This operator can't read the spec; nothing is changed. {error}"[:2048]
+        condition = Condition(
+            type="Ready",
+            status=ConditionStatus.FALSE,
+            reason="InvalidSpec",
+            message=message,
+            observed_generation=generation,
+        )
+        conditions = merge(before.conditions, [condition], self._context.clock.now())
+        status = before.model_copy(update={"observed_generation": generation, "conditions": conditions})
+        await write_status(self._context, policy, status, transition_notes(before.conditions, conditions, ("Ready",)))
+
+    def _forget(self, namespace: str, name: str) -> None:
+        if self._progress.pop((namespace, name), None) is not None:
+            metrics.POLICY_LEVEL.remove(namespace, name)
+
+
+def _all(findings: Findings) -> list[Manifest]:
+    return [pod for part in findings.pods.values() for pod in part]

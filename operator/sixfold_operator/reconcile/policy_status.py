@@ -1,0 +1,135 @@
+"""What a reconcile of a policy found -> its status and the notes for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
+from sixfold_api.effective import Effective
+from sixfold_api.modes import ModeState
+from sixfold_api.names import ENGINE
+from sixfold_api.policy import EngineStatus, InferencePolicySpec, InferencePolicyStatus, LevelStatus, ModeStatus
+from sixfold_api.runtime_config import PodState
+from sixfold_operator.builders.common import Manifest, selector
+from sixfold_operator.builders.workload import components
+from sixfold_operator.reconcile.config_rollout import Reach
+from sixfold_operator.reconcile.rollout import Verdict, judge_deployment
+from sixfold_operator.reconcile.status_writer import Note, transition_notes
+
+LEVEL_REASON = "Spec"
+OPEN_GATEWAY = "spec.gateway.apiKeysSecretRef is not set: whoever reaches the gateway may use it"
+
+
+@dataclass
+class Findings:
+    """Everything that a policy's status is made of."""
+
+    policy: Manifest
+    spec: InferencePolicySpec
+    effective: Effective
+    reach: Reach
+    variants: Verdict
+    deployments: Mapping[str, Manifest | None]
+    pods: Mapping[str, Sequence[Manifest]]
+    states: Mapping[str, PodState]
+    conflicts: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+def workload_verdict(findings: Findings) -> Verdict:
+    """WorkloadReady: the first component that isn't as it should be, engines before the gateway that waits for them."""
+    if findings.refusals:
+        return Verdict(False, "Refused", "The API refused: " + "; ".join(findings.refusals))
+    verdicts = []
+    for component in sorted(components(findings.spec), key=lambda name: name != ENGINE):
+        deployment = findings.deployments.get(component)
+        verdicts.append(judge_deployment(component, deployment, findings.pods.get(component, ()), findings.states))
+    worst = next((verdict for verdict in verdicts if not verdict.ok), None)
+    return worst or Verdict(True, "Ready", "; ".join(verdict.message for verdict in verdicts))
+
+
+def build_status(findings: Findings, now: datetime) -> InferencePolicyStatus:
+    """The whole status; what can't be known now keeps its last value where the API says so."""
+    before = InferencePolicyStatus.model_validate(findings.policy.get("status", {}))
+    target = findings.effective.config.level
+    since = before.level.since if before.level and before.level.target == target else timestamp(now)
+    level = findings.reach.level
+    return InferencePolicyStatus(
+        observed_generation=findings.policy["metadata"]["generation"],
+        effective_level=before.effective_level if level is None else level,
+        level=LevelStatus(target=target, reason=LEVEL_REASON, since=since),
+        modes=[_mode(mode, findings.states) for mode in findings.effective.modes],
+        config=findings.reach.status,
+        engine=_engine(findings),
+        conditions=merge(before.conditions, _conditions(findings), now),
+    )
+
+
+def notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[Note]:
+    """What people should hear of: level decisions, and Ready, VariantsReady and Conflict when they change."""
+    result = []
+    if after.level is not None and (before.level is None or before.level.target != after.level.target):
+        was = "" if before.level is None else f" (it was {before.level.target})"
+        result.append(Note("LevelChanged", f"The level is {after.level.target}{was}: spec.rollbackLevel says so"))
+    rejected = [entry for entry in after.conditions if entry.reason == "ConfigRejected"]
+    result += transition_notes(before.conditions, after.conditions, ("Ready", "VariantsReady", "Conflict"))
+    return result + transition_notes(before.conditions, rejected, ("ConfigApplied",))
+
+
+def _conditions(findings: Findings) -> list[Condition]:
+    generation = findings.policy["metadata"]["generation"]
+    applied, workload = findings.reach.verdict, workload_verdict(findings)
+
+    def entry(type_: str, verdict: Verdict, status: ConditionStatus | None = None) -> Condition:
+        return Condition(
+            type=type_,
+            status=status or (ConditionStatus.TRUE if verdict.ok else ConditionStatus.FALSE),
+            reason=verdict.reason,
+            message=verdict.message[:2048],
+            observed_generation=generation,
+        )
+
+    conflict = Verdict(False, "Conflict", "; ".join(findings.conflicts)) if findings.conflicts else None
+    rejected = applied if applied.reason == "ConfigRejected" else None
+    blockers = [
+        conflict,
+        None if findings.variants.ok else findings.variants,
+        None if workload.ok else workload,
+        rejected,
+    ]
+    ready = next((blocker for blocker in blockers if blocker is not None), workload)
+    result = [
+        entry("Ready", ready),
+        entry("WorkloadReady", workload),
+        entry("VariantsReady", findings.variants),
+        entry("ConfigApplied", applied, None if findings.reach.known else ConditionStatus.UNKNOWN),
+    ]
+    if conflict is not None:
+        result.append(entry("Conflict", conflict, ConditionStatus.TRUE))
+    if findings.spec.gateway.api_keys_secret_ref is None:
+        result.append(entry("OpenGateway", Verdict(True, "NoApiKeys", OPEN_GATEWAY)))
+    return result
+
+
+def _mode(mode: ModeStatus, states: Mapping[str, PodState]) -> ModeStatus:
+    """A mode that is on but that a pod can't run is unsupported, in the pod's words."""
+    if mode.state is not ModeState.ACTIVE:
+        return mode
+    for state in states.values():
+        if mode.name in state.unsupported:
+            reason = f"pod {state.pod}: {state.unsupported[mode.name]}"[:256]
+            return ModeStatus(name=mode.name, state=ModeState.UNSUPPORTED, reason=reason)
+    return mode
+
+
+def _engine(findings: Findings) -> EngineStatus:
+    deployment = findings.deployments.get(ENGINE) or {}
+    status = deployment.get("status", {})
+    labels = selector(findings.policy["metadata"]["name"], ENGINE)
+    return EngineStatus(
+        replicas=status.get("replicas", 0),
+        ready_replicas=status.get("readyReplicas", 0),
+        selector=",".join(f"{key}={value}" for key, value in labels.items()),
+    )

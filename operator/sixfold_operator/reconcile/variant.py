@@ -1,0 +1,85 @@
+"""Reconciling a ModelVariant: observe -> plan -> apply."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from sixfold_api.names import VARIANT_KIND
+from sixfold_api.variant import ModelVariantSpec, ModelVariantStatus
+from sixfold_operator.builders.common import Manifest
+from sixfold_operator.builders.job import claim_and_path, job_name, preparation_job
+from sixfold_operator.kube import ApiError
+from sixfold_operator.reconcile.children import ForeignObjectError, controller, is_controlled_by
+from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.rollout import Verdict
+from sixfold_operator.reconcile.status_writer import transition_notes, write_status
+from sixfold_operator.reconcile.variant_plan import VariantPlan, plan, status_of
+
+REFUSED_RETRY_SECONDS = 30.0
+
+
+async def reconcile_variant(context: Context, namespace: str, name: str) -> float | None:
+    """One pass; returns after how many seconds to look again, or None. Raises ApiError."""
+    variant = context.cache.get(VARIANT_KIND, namespace, name)
+    if variant is None or "deletionTimestamp" in variant["metadata"]:
+        return None
+    try:
+        spec = ModelVariantSpec.model_validate(variant["spec"])
+    except ValidationError as error:
+        await _write(context, variant, VariantPlan(Verdict(False, "InvalidSpec", str(error))))
+        return None
+    try:
+        step = await _carry_out(context, variant, spec)
+    except ForeignObjectError as error:
+        step = VariantPlan(Verdict(False, "Conflict", str(error)), again_seconds=REFUSED_RETRY_SECONDS)
+    except ApiError as error:
+        if not error.is_refusal:
+            raise
+        verdict = Verdict(False, "JobRefused", f"The API refused the preparation Job: {error.message}")
+        step = VariantPlan(verdict, again_seconds=REFUSED_RETRY_SECONDS)
+    await _write(context, variant, step)
+    return step.again_seconds
+
+
+async def _carry_out(context: Context, variant: Manifest, spec: ModelVariantSpec) -> VariantPlan:
+    """Plan on what is there, and do it."""
+    namespace, uid = variant["metadata"]["namespace"], variant["metadata"]["uid"]
+    wanted = preparation_job(variant, spec, context.settings)
+    prepared = ModelVariantStatus.model_validate(variant.get("status", {})).artifact is not None
+    job = None if prepared else await context.children.find(wanted)
+    pods = _pods_of(context, variant, job) if job is not None else []
+    claim_exists = prepared or job is not None or await _claim_exists(context, variant, spec)
+    step = plan(variant, spec, job, pods, claim_exists, context.clock.now())
+    if step.create_job:
+        await context.children.ensure(wanted)
+    if step.discard_job and job is not None:
+        await context.kube.delete(job)
+    if not prepared:
+        for old in context.cache.tagged("Job", namespace, f"variant/{variant['metadata']['name']}"):
+            if is_controlled_by(old, uid) and old["metadata"]["name"] != job_name(variant, spec):
+                await context.kube.delete(old)
+    return step
+
+
+def _pods_of(context: Context, variant: Manifest, job: Manifest) -> list[Manifest]:
+    """The pods that this Job made, oldest first."""
+    tag = f"variant/{variant['metadata']['name']}"
+    pods = [
+        pod
+        for pod in context.cache.tagged("Pod", variant["metadata"]["namespace"], tag)
+        if (controller(pod) or {}).get("uid") == job["metadata"]["uid"]
+    ]
+    return sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
+
+
+async def _claim_exists(context: Context, variant: Manifest, spec: ModelVariantSpec) -> bool:
+    claim, _ = claim_and_path(variant["metadata"]["name"], spec)
+    found = await context.kube.get("PersistentVolumeClaim", variant["metadata"]["namespace"], claim)
+    return found is not None
+
+
+async def _write(context: Context, variant: Manifest, step: VariantPlan) -> None:
+    status = status_of(step, variant, context.clock.now())
+    before = ModelVariantStatus.model_validate(variant.get("status", {}))
+    notes = transition_notes(before.conditions, status.conditions, ("Prepared",))
+    await write_status(context, variant, status, notes)

@@ -1,0 +1,173 @@
+"""ModelVariant, Job and pods -> what to do and what to say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from sixfold_api.conditions import Condition, ConditionStatus, merge
+from sixfold_api.variant import (
+    ArtifactFacts,
+    ArtifactStatus,
+    ModelVariantSpec,
+    ModelVariantStatus,
+    PreparationFailure,
+    PreparationSummary,
+)
+from sixfold_operator.builders.common import Manifest
+from sixfold_operator.builders.job import claim_and_path, job_name
+from sixfold_operator.reconcile.rollout import Verdict, condition, one_word, pod_problem, termination
+
+CLAIM_RETRY_SECONDS = 10.0
+SUMMARY_GRACE_SECONDS = 10.0
+"""How long the pod's last status may lag behind the Job's."""
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True)
+class VariantPlan:
+    """What follows from what was observed."""
+
+    verdict: Verdict
+    artifact: ArtifactStatus | None = None
+    job_name: str | None = None
+    create_job: bool = False
+    discard_job: bool = False
+    again_seconds: float | None = None
+
+
+def plan(
+    variant: Manifest,
+    spec: ModelVariantSpec,
+    job: Manifest | None,
+    pods: Sequence[Manifest],
+    claim_exists: bool,
+    now: datetime,
+) -> VariantPlan:
+    """The next step of a variant.
+
+    `job` is the one that belongs to the spec, `pods` are its pods; `claim_exists` counts only without a Job. What
+    shapes an artifact is immutable, so a recorded artifact stands for as long as the variant does.
+    """
+    status = ModelVariantStatus.model_validate(variant.get("status", {}))
+    if status.artifact is not None:
+        return VariantPlan(_prepared(status.artifact), status.artifact, status.job_name)
+    name = job_name(variant, spec)
+    claim, _ = claim_and_path(variant["metadata"]["name"], spec)
+    if job is None and not claim_exists:
+        message = f"PersistentVolumeClaim {claim} doesn't exist in this namespace: create it, and preparation starts"
+        return VariantPlan(Verdict(False, "ClaimMissing", message), again_seconds=CLAIM_RETRY_SECONDS)
+    if job is None:
+        return VariantPlan(Verdict(False, "Preparing", f"Job {name} is being created"), None, name, create_job=True)
+    summary = newest_summary(pods)
+    if condition(job, "Complete").get("status") == "True":
+        return _complete(variant, spec, job, summary, now)
+    if condition(job, "Failed").get("status") == "True":
+        return VariantPlan(_failed(job, pods, summary), None, name)
+    return VariantPlan(_running(name, pods, summary), None, name)
+
+
+def status_of(plan: VariantPlan, variant: Manifest, now: datetime) -> ModelVariantStatus:
+    """The status that a plan leads to."""
+    generation = variant["metadata"]["generation"]
+    before = ModelVariantStatus.model_validate(variant.get("status", {}))
+    state = ConditionStatus.TRUE if plan.verdict.ok else ConditionStatus.FALSE
+    conditions = [
+        Condition(
+            type=type_,
+            status=state,
+            reason=plan.verdict.reason,
+            message=plan.verdict.message[:2048],
+            observed_generation=generation,
+        )
+        for type_ in ("Ready", "Prepared")
+    ]
+    return ModelVariantStatus(
+        observed_generation=generation,
+        artifact=plan.artifact,
+        size=size_text(plan.artifact.size_bytes) if plan.artifact else None,
+        job_name=plan.job_name,
+        conditions=merge(before.conditions, conditions, now),
+    )
+
+
+def newest_summary(pods: Sequence[Manifest]) -> PreparationSummary | None:
+    """What the pod that ended last left as its termination message; None if no pod left a summary."""
+    ended = [terminated for pod in pods if (terminated := _terminated(pod)) is not None]
+    for terminated in sorted(ended, key=lambda end: end.get("finishedAt") or "", reverse=True):
+        try:
+            summary = PreparationSummary.model_validate_json(terminated.get("message", ""))
+        except ValidationError:
+            continue
+        if summary.facts is not None or summary.failure is not None:
+            return summary
+    return None
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes for people: 7.1 MiB."""
+    size, unit = float(size_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size_bytes} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def _prepared(artifact: ArtifactFacts) -> Verdict:
+    message = f"{artifact.architecture}, {artifact.parameters} parameters in {artifact.dtype}, {artifact.digest[:19]}"
+    return Verdict(True, "Prepared", f"The weights are verified: {message}")
+
+
+def _complete(
+    variant: Manifest, spec: ModelVariantSpec, job: Manifest, summary: PreparationSummary | None, now: datetime
+) -> VariantPlan:
+    name = job["metadata"]["name"]
+    if summary is not None and summary.facts is not None:
+        claim, path = claim_and_path(variant["metadata"]["name"], spec)
+        facts = summary.facts.model_dump()
+        artifact = ArtifactStatus(**facts, claim_name=claim, path=path)
+        return VariantPlan(_prepared(artifact), artifact, name)
+    if _seconds_since_completion(job, now) < SUMMARY_GRACE_SECONDS:
+        return VariantPlan(Verdict(False, "Preparing", f"Job {name} has finished"), None, name, again_seconds=1.0)
+    message = f"Job {name} finished, but its pod and summary are gone: it runs once more"
+    return VariantPlan(Verdict(False, "Preparing", message), None, name, discard_job=True, again_seconds=1.0)
+
+
+def _failed(job: Manifest, pods: Sequence[Manifest], summary: PreparationSummary | None) -> Verdict:
+    name = job["metadata"]["name"]
+    retry = f"Delete Job {name} to try again"
+    if summary is not None and summary.failure is not None:
+        return Verdict(False, summary.failure.reason, f"{summary.failure.message}. {retry}")
+    failed = condition(job, "Failed")
+    ends = [termination(end) for pod in pods if (end := _terminated(pod)) is not None and end.get("exitCode")]
+    detail = f" (the last pod: {ends[-1]})" if ends else ""
+    reason = one_word(failed.get("reason"), "JobFailed")
+    return Verdict(False, reason, f"Job {name} failed: {failed.get('message', '')}{detail}. {retry}")
+
+
+def _running(name: str, pods: Sequence[Manifest], summary: PreparationSummary | None) -> Verdict:
+    for pod in pods:
+        problem = pod_problem(pod)
+        if problem is not None and _terminated(pod) is None:
+            return problem._replace(message=f"Job {name}: {problem.message}")
+    failure: PreparationFailure | None = summary.failure if summary is not None else None
+    if failure is not None:
+        return Verdict(False, failure.reason, f"{failure.message}. Job {name} tries again")
+    return Verdict(False, "Preparing", f"Job {name} fetches and verifies the weights")
+
+
+def _terminated(pod: Manifest) -> Manifest | None:
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        terminated: Manifest | None = container.get("state", {}).get("terminated")
+        if terminated is not None:
+            return terminated
+    return None
+
+
+def _seconds_since_completion(job: Manifest, now: datetime) -> float:
+    text = job["status"].get("completionTime") or condition(job, "Complete").get("lastTransitionTime")
+    if not text:
+        return 0.0
+    return (now - datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)).total_seconds()

@@ -1,0 +1,27 @@
+"""Settings of the operator's process, from environment variables with the prefix SIXFOLD_."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class OperatorSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SIXFOLD_", frozen=True, use_attribute_docstrings=True)
+
+    runtime_image: Annotated[str, Field(min_length=1)]
+    """Image of gateways, engines and preparation Jobs."""
+    runtime_image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    """imagePullPolicy of those pods."""
+    watch_namespaces: list[str] = []
+    """Namespaces to serve, as a JSON list; empty serves all."""
+    resync_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """How often everything is listed and looked at again, in case that a watch lost something."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 8
+    """Objects that are reconciled at the same time."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9400
+    """Port of /metrics, /healthz and /readyz; 0 takes a free one."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is logged."""
