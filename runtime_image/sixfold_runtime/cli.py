@@ -1,0 +1,139 @@
+"""The command `sixfold`. Each command imports what it needs: `sixfold --help` takes no second."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sixfold_api.modes import MAX_LEVEL
+from sixfold_api.runtime_config import Role
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Inference that is cheap and stays safe.")
+explain_app = typer.Typer(no_args_is_help=True, help="Which value holds, which layer set it, and why.")
+app.add_typer(explain_app, name="explain")
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--file", help="YAML file or folder with the policy and its variants. Repeatable."),
+]
+
+
+def _note(kind: str, text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"{kind} {escape(text)}", highlight=False)
+
+
+def _fail(error: Exception) -> NoReturn:
+    _note("[bold red]error:[/]", str(error))
+    raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    files: Files = None,
+    role: Annotated[Role | None, typer.Option(help="What this process is; with -f it is all.")] = None,
+    claim: Annotated[list[str] | None, typer.Option(help="With -f: CLAIM=FOLDER stands for pvc://CLAIM.")] = None,
+    policy: Annotated[str | None, typer.Option(help="With -f: which policy, if the files have several.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the API; with -f it is 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API, or of the engine with --role engine.")] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="Folder of API keys: file name = tenant, content = key.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+) -> None:
+    """Serve models: in a pod from SIXFOLD_* variables, or on this machine straight from resource files."""
+    from sixfold_runtime.config import ConfigStore
+    from sixfold_runtime.logs import setup_logging
+    from sixfold_runtime.manifests import ManifestError
+    from sixfold_runtime.serve import ServeError
+    from sixfold_runtime.serve import serve as run
+    from sixfold_runtime.settings import RuntimeSettings
+
+    setup_logging()
+    given = {
+        "host": host or ("127.0.0.1" if files else None),
+        "engine_port" if role is Role.ENGINE else "gateway_port": port,
+        "api_keys_directory": api_keys,
+        "device": device,
+    }
+    try:
+        settings = RuntimeSettings().model_copy(
+            update={name: value for name, value in given.items() if value is not None}
+        )
+        if files:
+            from sixfold_runtime.local import load
+
+            setup = load(files, _claims(claim or []), policy, settings)
+            for warning in setup.warnings:
+                _note("[yellow]warning:[/]", warning)
+            run(setup.settings, Role.ALL, setup.config)
+        elif role is None:
+            raise ServeError("say --role gateway, engine or all, or give resource files with -f")
+        else:
+            run(settings, role, ConfigStore.watching(settings.config_directory))
+    except (ManifestError, ServeError) as error:
+        _fail(error)
+
+
+def _claims(options: list[str]) -> dict[str, Path]:
+    claims = {}
+    for option in options:
+        name, separator, folder = option.partition("=")
+        if not (name and separator and folder):
+            raise typer.BadParameter(f"{option!r}: expected CLAIM=FOLDER", param_hint="--claim")
+        claims[name] = Path(folder)
+    return claims
+
+
+@explain_app.command("policy")
+def explain_policy(
+    name: Annotated[str | None, typer.Argument(help="Name of the policy; optional with -f.")] = None,
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="As in kubectl.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    files: Files = None,
+    level: Annotated[int | None, typer.Option(min=0, max=MAX_LEVEL, help="As it would be at this level.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+) -> None:
+    """Explain a policy in the cluster, or in files."""
+    from sixfold_runtime import explain
+    from sixfold_runtime.manifests import ManifestError
+
+    try:
+        if files:
+            explanation = explain.from_files(files, name, level)
+        elif name is None:
+            raise typer.BadParameter("give the policy's name, or files with -f", param_hint="NAME")
+        else:
+            explanation = explain.from_cluster(name, namespace, context, level)
+    except (explain.ExplainError, ManifestError) as error:
+        _fail(error)
+    if output == "json":
+        print(json.dumps(explanation.to_dict(), indent=2))
+    else:
+        explain.show(explanation, Console())
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def prepare(context: typer.Context) -> None:
+    """Fetch and verify a model: what the preparation Job runs."""
+    from sixfold_runtime.prepare.cli import prepare as command
+
+    single = typer.Typer(add_completion=False)
+    single.command()(command)
+    single(args=context.args, prog_name="sixfold prepare")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(installed_version("sixfold"))
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,156 @@
+"""Runs a gateway, an engine, or both in one process, and stops them so that no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from sixfold_api.runtime_config import Role
+from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.settings import RuntimeSettings
+
+log = logging.getLogger(__name__)
+MAX_FRAME_BYTES = 64 * 2**20
+LAME_DUCK_SHARE = 0.1
+"""Share of drain_seconds during which a stopping gateway, already unready, still takes new requests: load
+balancers learn of it a moment later."""
+
+
+class ServeError(Exception):
+    """Why nothing can be served, for the person who started it."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to this module: several servers share the process and stop in order."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A server, and how it stops taking work; its running requests end after that."""
+
+    server: _Server
+    listener: socket.socket
+    quiesce: Callable[[], Awaitable[None]]
+
+    async def run(self) -> None:
+        await self.server.serve(sockets=[self.listener])
+
+    async def stop(self) -> None:
+        await self.quiesce()
+        self.server.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises ServeError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ServeError(f"can't listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def serve(settings: RuntimeSettings, role: Role, config: ConfigStore) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends at once. Raises ServeError."""
+    parts = []
+    if role is Role.ALL:
+        listener = listen("127.0.0.1", 0)
+        settings = settings.model_copy(update={"engines": [f"127.0.0.1:{listener.getsockname()[1]}"]})
+        parts.append(_engine(settings, config, listener))
+    if role is Role.ENGINE:
+        parts.append(_engine(settings, config, listen(settings.host, settings.engine_port)))
+    else:
+        parts.append(_gateway(settings, config, listen(settings.host, settings.gateway_port)))
+    asyncio.run(_run(parts, config))
+
+
+def _server(app: FastAPI, drain_seconds: float) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(drain_seconds)),
+            ws_max_size=MAX_FRAME_BYTES,
+            ws_per_message_deflate=False,
+        )
+    )
+
+
+def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> _Part:
+    from sixfold_runtime.gateway.app import create_gateway_app
+
+    try:
+        app = create_gateway_app(settings, config)
+    except ValueError as error:
+        raise ServeError(str(error)) from error
+    lame_duck_seconds = settings.drain_seconds * LAME_DUCK_SHARE
+
+    async def quiesce() -> None:
+        app.state.gateway.draining = True
+        await asyncio.sleep(lame_duck_seconds)
+
+    log.info("gateway of %s/%s on port %d", settings.namespace, settings.policy, listener.getsockname()[1])
+    return _Part(_server(app, settings.drain_seconds - lame_duck_seconds), listener, quiesce)
+
+
+def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> _Part:
+    from sixfold_runtime.engine.server import create_engine_app
+
+    app = create_engine_app(settings, config)
+
+    async def quiesce() -> None:
+        await app.state.drain()
+
+    log.info("engine of %s/%s on port %d", settings.namespace, settings.policy, listener.getsockname()[1])
+    return _Part(_server(app, settings.drain_seconds), listener, quiesce)
+
+
+async def _run(parts: list[_Part], config: ConfigStore) -> None:
+    """Run all parts; on a signal stop the last one first, since it sends its requests to those before it."""
+    stop = asyncio.Event()
+
+    def on_signal(name: str) -> None:
+        if stop.is_set():
+            for part in parts:
+                part.server.should_exit = part.server.force_exit = True
+        log.info("%s: finishing running requests", name)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    follow = asyncio.create_task(config.run())
+    running = [asyncio.create_task(part.run()) for part in parts]
+    stopping = asyncio.create_task(_stop(stop, parts, running))
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        await asyncio.gather(*running)
+    finally:
+        for task in (follow, stopping):
+            task.cancel()
+
+
+async def _stop(stop: asyncio.Event, parts: list[_Part], running: list[asyncio.Task[None]]) -> None:
+    await stop.wait()
+    for part, task in zip(reversed(parts), reversed(running), strict=True):
+        await part.stop()
+        await asyncio.wait({task})
