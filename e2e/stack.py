@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,9 @@ CLUSTER_TOOL = REPOSITORY / "e2e" / "cluster" / "cluster.py"
 SYSTEM_NAMESPACE = "sixfold-system"
 sys.path.insert(0, str(REPOSITORY / "e2e" / "cluster"))
 
-import cluster as cluster_tool  # noqa: E402  (a sibling folder, not a package)
+import binaries
+import target
+from paths import IMAGES_FILE
 
 Document = dict[str, Any]
 
@@ -101,7 +104,10 @@ def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, target: st
 
 def connect() -> Cluster:
     """The cluster that is up, or a clear error."""
-    return Cluster({**os.environ, **cluster_tool.environment()})
+    path = os.environ["PATH"]
+    if not (shutil.which("kubectl") and shutil.which("helm")):
+        path = f"{path}:{binaries.ensure()}"
+    return Cluster({**os.environ, "KUBECONFIG": str(target.in_use().kubeconfig), "PATH": path})
 
 
 def bring_up() -> Cluster:
@@ -124,7 +130,7 @@ def model_folders() -> dict[str, Path]:
 
 def install_operator(cluster: Cluster, *extra: str) -> str:
     """`helm upgrade --install` of the chart with the images that were built last; returns helm's output."""
-    images = cluster_tool.images()
+    images: dict[str, str] = json.loads(IMAGES_FILE.read_text())
     arguments = []
     for name in ("operator", "runtime"):
         repository, _, tag = images[name].rpartition(":")
