@@ -12,7 +12,7 @@ import pytest
 E2E = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(E2E))
 
-from stack import REPOSITORY, Cluster, bring_up, fill_models_claim, model_folders, wait_ready  # noqa: E402
+from stack import REPOSITORY, Cluster, bring_up, fill_models_claim, model_folders, wait_ready
 
 KEY = "journey-key-1"
 
