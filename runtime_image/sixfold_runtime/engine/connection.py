@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -46,7 +47,8 @@ class Connection:
         """Queue a step's results; from any thread."""
         messages: list[ToGateway] = [Step(list(chunks))] if chunks else []
         messages += dones
-        self._loop.call_soon_threadsafe(self._put, messages)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._put, messages)
 
     async def run(self) -> None:
         """Serve until either side closes; then cancel all that came over this connection."""

@@ -20,10 +20,9 @@ def choose_device(wanted: str) -> torch.device:
     """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ValueError(f"SIXFOLD_DEVICE={wanted!r} is no device: use auto, cpu or cuda") from error
+    if wanted.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"SIXFOLD_DEVICE={wanted!r} is no device: use auto, cpu or cuda")
+    device = torch.device(wanted)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"SIXFOLD_DEVICE={wanted!r}, but no CUDA device is visible in this container")
     return device

@@ -25,6 +25,12 @@ from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink
 
 log = logging.getLogger(__name__)
 
+_STOP_SECONDS = 10.0
+_DEFAULT_LIMITS = {
+    "cuda": Limits(max_running=128, prefill_tokens=1024),
+    "cpu": Limits(max_running=32, prefill_tokens=256),
+}
+"""A prefill piece holds up running streams for its length, so a slow device takes smaller ones."""
 _KV_SHARE = {"cuda": 0.8, "cpu": 0.5}
 """Of the memory that the weights leave, for the KV caches of all models together."""
 
@@ -82,7 +88,7 @@ class Engine:
         Args:
             config: gives the RuntimeConfig in use, whenever asked.
             device: auto, cpu or cuda.
-            limits: of each model; kv_tokens is derived from the memory.
+            limits: of each model, by default what suits the device; kv_tokens is derived from the memory.
             on_models: called in the engine's thread when a model was loaded or failed to.
             on_counts: called in the engine's thread when the number of running or waiting requests changed.
         """
@@ -90,7 +96,7 @@ class Engine:
         self._config = config
         self._metrics = metrics
         self._device_name = device
-        self._limits = limits or Limits()
+        self._limits = limits
         self._on_models = on_models
         self._on_counts = on_counts
         self._commands: queue.Queue[_Submit | _Cancel | _Stop] = queue.Queue()
@@ -109,7 +115,7 @@ class Engine:
             try:
                 self._check(request)
             except RequestError as error:
-                sink.deliver([], [failed(request.id, self._config().stable.level, error)])
+                self._refuse(sink, request, error)
             else:
                 self._commands.put(_Submit(sink, request))
 
@@ -126,10 +132,15 @@ class Engine:
         self._draining = True
 
     def stop(self) -> None:
-        """End the thread after the current step; whatever still runs fails with 503. Blocks until done."""
+        """End the thread after the current step; whatever still runs fails with 503. Blocks up to 10 s."""
         if self._thread.is_alive():
             self._commands.put(_Stop())
-            self._thread.join()
+            self._thread.join(_STOP_SECONDS)  # a model that is still loading can't be interrupted
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
 
     @property
     def is_ready(self) -> bool:
@@ -179,6 +190,12 @@ class Engine:
                 503, "model_not_ready", f"model {request.model!r} isn't ready: {model.error or 'loading'}"
             )
 
+    def _refuse(self, sink: Sink, request: Request, error: RequestError) -> None:
+        level = self._config().stable.level
+        if request.model in self.models:  # anything else would put a client's words into a label
+            self._metrics.of(request.model).ended(level, error.code)
+        sink.deliver([], [failed(request.id, level, error, len(request.token_ids))])
+
     # From here on: the engine's thread.
 
     def _run(self) -> None:
@@ -214,7 +231,7 @@ class Engine:
         loaded = load(model.served, device)
         metrics = self._metrics.of(model.served.name)
         make = GenerationRunner if model.served.task == Task.GENERATION else ClassificationRunner
-        runner: Runner = make(loaded, self._limits, self._config, metrics)
+        runner: Runner = make(loaded, self._limits or _DEFAULT_LIMITS[device.type], self._config, metrics)
         models = sum(entry.served.task == Task.GENERATION for entry in self.models.values())
         runner.warm_up(int(available_memory_bytes(device) * _KV_SHARE[device.type] / max(1, models)))
         metrics.loaded(loaded.load_seconds, loaded.weight_bytes)
@@ -246,9 +263,7 @@ class Engine:
             runner.submit(key, request)
             self._live[key] = runner
         except RequestError as error:
-            level = self._config().stable.level
-            self._metrics.of(request.model).ended(level, error.code)
-            sink.deliver([], [failed(request.id, level, error, len(request.token_ids))])
+            self._refuse(sink, request, error)
 
     def _cancel(self, command: _Cancel) -> None:
         if command.ids is None:
@@ -260,9 +275,21 @@ class Engine:
 
     def _step(self, name: str, runner: Runner) -> None:
         started = time.monotonic()
-        outputs = runner.step()
+        try:
+            outputs = runner.step()
+        except Exception:  # a fault of ours: end the requests of this model, not the loop
+            log.exception("model %s: a step failed", name)
+            outputs = self._abandon(runner)
         self._metrics.of(name).busy(time.monotonic() - started)
         self._deliver(outputs)
+
+    def _abandon(self, runner: Runner) -> list[Output]:
+        keys = [key for key, owner in self._live.items() if owner is runner]
+        for key in keys:
+            runner.cancel(key)
+        error = RequestError(500, "engine_error", "the engine failed on this request; its log says why")
+        level = self._config().stable.level
+        return [(sink, failed(request_id, level, error)) for sink, request_id in keys]
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
         """Hand each sink its share of a step."""
@@ -275,7 +302,11 @@ class Engine:
                 dones.setdefault(sink, []).append(output)
                 self._live.pop((sink, output.id), None)
         for sink in {**chunks, **dones}:
-            sink.deliver(chunks.get(sink, []), dones.get(sink, []))
+            try:
+                sink.deliver(chunks.get(sink, []), dones.get(sink, []))
+            except Exception:
+                log.exception("results can't be delivered: their requests are cancelled")
+                self._cancel(_Cancel(sink, None))
 
     def _report_counts(self) -> None:
         counts = (self.running, self.waiting)

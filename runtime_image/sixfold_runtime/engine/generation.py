@@ -18,7 +18,16 @@ from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
 from sixfold_runtime.engine.sampler import Sampler, sample
 from sixfold_runtime.engine.scheduler import Entry, Limits, Prefill, Scheduler
 from sixfold_runtime.engine.stream import OutputStream
-from sixfold_runtime.engine.work import CurrentConfig, Key, Output, check_prompt, failed, non_finite, overloaded
+from sixfold_runtime.engine.work import (
+    CurrentConfig,
+    Key,
+    Output,
+    check_prompt,
+    check_sampling,
+    failed,
+    non_finite,
+    overloaded,
+)
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +116,7 @@ class GenerationRunner:
         """
         check_prompt(request.token_ids, self._model.vocabulary_tokens)
         prompt_tokens, sampling = len(request.token_ids), request.sampling
-        if sampling.max_tokens < 1:
-            raise RequestError(400, "invalid_max_tokens", f"max_tokens is {sampling.max_tokens}, must be at least 1")
+        check_sampling(sampling)
         if prompt_tokens >= self._context_tokens:
             raise RequestError(
                 400,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _COLUMN_STEP = 64
+_MAX_SPARE_COLUMNS = 256
 
 
 @dataclass
@@ -130,7 +131,7 @@ class RaggedCache:
         return self.allocated_bytes // cells if cells else 0
 
     def _reserve(self, rows: int, columns: int) -> None:
-        """Grow rows to the next power of two and columns by half; anything larger than needed shrinks with it."""
+        """Grow rows to the next power of two, and columns by half or 256; spare columns of longer rows that left go."""
         if rows <= self._rows and columns <= self._columns:
             return
         if rows > self._rows:
@@ -138,7 +139,7 @@ class RaggedCache:
             needed = max(columns, *self.lengths, 1)
         else:
             new_rows, needed = self._rows, columns
-        new_columns = -(-(needed + needed // 2) // _COLUMN_STEP) * _COLUMN_STEP
+        new_columns = -(-(needed + min(needed // 2, _MAX_SPARE_COLUMNS)) // _COLUMN_STEP) * _COLUMN_STEP
         # Built aside first: running out of memory leaves the cache as it was.
         layers = [
             _Layer(_resized(layer.keys, new_rows, new_columns), _resized(layer.values, new_rows, new_columns))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
         dtype=dtype,
         weight_bytes=sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())),
         load_seconds=time.monotonic() - started,
-        eos_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
+        eos_ids=_ids(config.get("eos_token_id") if (eos := generation.get("eos_token_id")) is None else eos),
         stop_strings=_strings(generation.get("stop_strings")),
         labels=_labels(module.config, folder) if served.task == Task.CLASSIFICATION else (),
     )
@@ -175,6 +176,7 @@ def compute_dtype(weights: Weights, device: torch.device, available_bytes: int) 
 
 
 def _load_module(folder: Path, task: Task, dtype: torch.dtype) -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # Imported here: it takes seconds, in which the server already answers /healthz. Its types are partial.
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()

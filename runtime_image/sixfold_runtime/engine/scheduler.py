@@ -21,7 +21,7 @@ class Limits:
 
     max_running: int = 32
     max_waiting: int = 256
-    prefill_tokens: int = 512
+    prefill_tokens: int = 256
     """Most tokens, padding included, that one step prefills."""
     kv_tokens: int = 1 << 62
     """Most tokens, of all rows at their final length and padding included, that the KV cache holds."""

@@ -202,8 +202,9 @@ def create_engine_app(settings: RuntimeSettings, config: ConfigSource, *, limits
         return Response(generate_latest(_server(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/healthz")
-    async def healthz() -> Response:
-        return PlainTextResponse("ok")
+    async def healthz(request: Request) -> Response:
+        alive = _server(request).engine.is_alive
+        return PlainTextResponse("ok" if alive else "the engine's thread has ended", 200 if alive else 503)
 
     @app.get("/readyz")
     async def readyz(request: Request) -> Response:

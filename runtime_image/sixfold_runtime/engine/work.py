@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.errors import RequestError
-from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason
+from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason, Sampling
 
 CurrentConfig = Callable[[], RuntimeConfig]
 
@@ -77,6 +78,16 @@ def check_prompt(token_ids: list[int], vocabulary_tokens: int) -> None:
         raise RequestError(400, "empty_prompt", "the prompt has no tokens")
     if min(token_ids) < 0 or max(token_ids) >= vocabulary_tokens:
         raise RequestError(400, "invalid_token_ids", f"token ids must be between 0 and {vocabulary_tokens - 1}")
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse settings that have no meaning. Raises RequestError."""
+    if sampling.max_tokens < 1:
+        raise RequestError(400, "invalid_max_tokens", f"max_tokens is {sampling.max_tokens}, must be at least 1")
+    if not 0 <= sampling.temperature < math.inf:
+        raise RequestError(400, "invalid_temperature", f"temperature is {sampling.temperature}, must be 0 or more")
+    if not 0 < sampling.top_p <= 1:
+        raise RequestError(400, "invalid_top_p", f"top_p is {sampling.top_p}, must be above 0 and at most 1")
 
 
 def overloaded(waiting: int) -> RequestError:
