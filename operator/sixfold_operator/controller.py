@@ -98,8 +98,7 @@ class Controller:
         """Take in a watch event. What is already known (our own writes) wakes nobody."""
         news = self._cache.remove(manifest) if event_type == "DELETED" else self._cache.put(manifest)
         if news:
-            for key in self._concerned(manifest):
-                self._workers.enqueue(key)
+            self._wake(manifest)
 
     def stalled(self) -> str:
         """Why the process should be restarted; empty while it works."""
@@ -141,11 +140,15 @@ class Controller:
         if key.kind == POLICY_KIND:
             return await self._policies.reconcile(key.namespace, key.name)
         if key.kind == VARIANT_KIND:
-            return await reconcile_variant(self._context, key.namespace, key.name)
+            return await reconcile_variant(self._context, key.namespace, key.name, self._wake)
         for kind, missed in (await self._list_all()).items():
             metrics.MISSED_EVENTS.labels(kind).inc(missed)
         self._enqueue_all()
         return None
+
+    def _wake(self, manifest: Manifest) -> None:
+        for key in self._concerned(manifest):
+            self._workers.enqueue(key)
 
     def _concerned(self, manifest: Manifest) -> Iterable[Key]:
         """An object's own key or its owner's; for a variant also those of the policies that serve it."""

@@ -75,7 +75,8 @@ def notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[N
         result.append(Note("LevelChanged", f"The level is {after.level.target}{was}: spec.rollbackLevel says so"))
     rejected = [entry for entry in after.conditions if entry.reason == "ConfigRejected"]
     result += transition_notes(before.conditions, after.conditions, ("Ready", "VariantsReady", "Conflict"))
-    return result + transition_notes(before.conditions, rejected, ("ConfigApplied",))
+    result += transition_notes(before.conditions, rejected, ("ConfigApplied",))
+    return list(dict.fromkeys(result))
 
 
 def _conditions(findings: Findings) -> list[Condition]:

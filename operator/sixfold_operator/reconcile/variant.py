@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import ValidationError
 
 from sixfold_api.names import VARIANT_KIND
@@ -18,27 +20,40 @@ from sixfold_operator.reconcile.variant_plan import VariantPlan, plan, status_of
 REFUSED_RETRY_SECONDS = 30.0
 
 
-async def reconcile_variant(context: Context, namespace: str, name: str) -> float | None:
-    """One pass; returns after how many seconds to look again, or None. Raises ApiError."""
+async def reconcile_variant(
+    context: Context, namespace: str, name: str, changed: Callable[[Manifest], None]
+) -> float | None:
+    """One pass; returns after how many seconds to look again, or None. Raises ApiError.
+
+    `changed` hears of a status that was written: policies wait for it, and the watch event is no news by then.
+    """
     variant = context.cache.get(VARIANT_KIND, namespace, name)
     if variant is None or "deletionTimestamp" in variant["metadata"]:
         return None
     try:
         spec = ModelVariantSpec.model_validate(variant["spec"])
     except ValidationError as error:
-        await _write(context, variant, VariantPlan(Verdict(False, "InvalidSpec", str(error))))
-        return None
+        before = ModelVariantStatus.model_validate(variant.get("status", {}))
+        verdict = Verdict(False, "InvalidSpec", f"This operator can't read the spec; nothing is changed. {error}")
+        step = VariantPlan(verdict, before.artifact, before.job_name)
+    else:
+        step = await _try_step(context, variant, spec)
+    if await _write(context, variant, step):
+        changed(variant)
+    return step.again_seconds
+
+
+async def _try_step(context: Context, variant: Manifest, spec: ModelVariantSpec) -> VariantPlan:
+    """What was done, or what the API and foreign objects have against it."""
     try:
-        step = await _carry_out(context, variant, spec)
+        return await _carry_out(context, variant, spec)
     except ForeignObjectError as error:
-        step = VariantPlan(Verdict(False, "Conflict", str(error)), again_seconds=REFUSED_RETRY_SECONDS)
+        return VariantPlan(Verdict(False, "Conflict", str(error)), again_seconds=REFUSED_RETRY_SECONDS)
     except ApiError as error:
         if not error.is_refusal:
             raise
         verdict = Verdict(False, "JobRefused", f"The API refused the preparation Job: {error.message}")
-        step = VariantPlan(verdict, again_seconds=REFUSED_RETRY_SECONDS)
-    await _write(context, variant, step)
-    return step.again_seconds
+        return VariantPlan(verdict, again_seconds=REFUSED_RETRY_SECONDS)
 
 
 async def _carry_out(context: Context, variant: Manifest, spec: ModelVariantSpec) -> VariantPlan:
@@ -78,8 +93,8 @@ async def _claim_exists(context: Context, variant: Manifest, spec: ModelVariantS
     return found is not None
 
 
-async def _write(context: Context, variant: Manifest, step: VariantPlan) -> None:
+async def _write(context: Context, variant: Manifest, step: VariantPlan) -> bool:
     status = status_of(step, variant, context.clock.now())
     before = ModelVariantStatus.model_validate(variant.get("status", {}))
     notes = transition_notes(before.conditions, status.conditions, ("Prepared",))
-    await write_status(context, variant, status, notes)
+    return await write_status(context, variant, status, notes)
