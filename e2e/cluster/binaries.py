@@ -26,6 +26,7 @@ NODE_PACKAGES = {
     "runc": "runc",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "debootstrap": "debootstrap",
     "iptables": "iptables",
     "ip": "iproute2",

@@ -148,9 +148,7 @@ class ControlPlane:
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "sixfold-embedded",
-            "clusters": [
-                {"name": "sixfold", "cluster": {"server": self.url, "certificate-authority-data": authority}}
-            ],
+            "clusters": [{"name": "sixfold", "cluster": {"server": self.url, "certificate-authority-data": authority}}],
             "users": [{"name": user, "user": {"token": token}}],
             "contexts": [{"name": "sixfold-embedded", "context": {"cluster": "sixfold", "user": user}}],
         }

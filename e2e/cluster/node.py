@@ -61,9 +61,14 @@ def down(quiet: bool = False) -> None:
         KUBECONFIG.unlink(missing_ok=True)
 
 
-def ctr(*arguments: str | Path, stdin: str | None = None) -> str:
-    """containerd's own client, at this node's containerd."""
-    return run("ctr", "--address", FOLDERS.socket, "--namespace", NAMESPACE, *arguments, stdin=stdin)
+def ctr(*arguments: str | Path) -> str:
+    """Run containerd's own client at this node's containerd."""
+    return run(*ctr_command(*arguments))
+
+
+def ctr_command(*arguments: str | Path) -> list[str]:
+    """The command line of `ctr`."""
+    return ["ctr", "--address", str(FOLDERS.socket), "--namespace", NAMESPACE, *map(str, arguments)]
 
 
 def _daemon(name: str) -> Daemon:
