@@ -8,8 +8,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-_LEVELS = {"WARNING": "warn", "CRITICAL": "fatal"}
-
 
 def rfc3339(seconds: float) -> str:
     """Unix seconds as RFC 3339 in UTC, with milliseconds."""
@@ -17,12 +15,12 @@ def rfc3339(seconds: float) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """`log.info("...", extra={"fields": {...}})` puts the fields beside time, level, logger and message."""
+    """`log.info("...", extra={"fields": {...}})` puts the fields beside time, severity, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
             "time": rfc3339(record.created),
-            "level": _LEVELS.get(record.levelname, record.levelname.lower()),
+            "severity": record.levelname.lower(),  # `level` is the rollback level
             "logger": record.name,
             "message": record.getMessage(),
         }

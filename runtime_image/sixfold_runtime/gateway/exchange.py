@@ -72,7 +72,8 @@ class Exchange:
         """Count and log it."""
         seconds = time.perf_counter() - self.started_seconds
         status = CLIENT_CLOSED if self.client_left else self.status
-        self.metrics.request(self.labels, _outcome(status, self.error_code), seconds)
+        if self.task is not None:
+            self.metrics.request(self.labels, _outcome(status, self.error_code), seconds)
         fields: dict[str, Any] = {
             "X-Request-ID": self.id,
             "path": self.path,

@@ -118,7 +118,7 @@ class GenerationBody(Body):
     """Nucleus; absent means 1."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """The same seed and request give the same answer from the same engine configuration."""
-    stop: Any = None
+    stop: Any = ()
     """A string, or up to four: generation ends before the first of them."""
 
     @field_validator("stop")
