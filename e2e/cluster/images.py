@@ -14,6 +14,7 @@ from paths import CACHE, CLUSTER, IMAGES_FILE, REPOSITORY
 from processes import run
 from target import KIND_CLUSTER, Target, docker_answers
 
+PREFIX = "sixfold-"
 DOCKERFILES = {"operator": "operator/Dockerfile", "runtime": "runtime_image/Dockerfile"}
 CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "uv.lock", "crds", "operator", "runtime_image")
 AUTHORITIES = "/etc/ssl/certs"
@@ -27,7 +28,7 @@ def ensure(target: Target) -> dict[str, str]:
     The names end with a hash of what goes in, so that a change gets a new name and pods are replaced. They are also
     written to `images.json`. Raises HarnessError when a build fails or when a cluster needs a registry.
     """
-    names = {part: f"sixfold-{part}:{_inputs_hash(part)}" for part in DOCKERFILES}
+    names = {part: f"{PREFIX}{part}:{_inputs_hash(part)}" for part in DOCKERFILES}
     if target.kind == "embedded":
         for part, name in names.items():
             _into_embedded(part, name)
@@ -111,13 +112,18 @@ def _forget_others(names: Iterable[str]) -> None:
     kept = set(names)
     LAYOUT.prune(kept)
     for image in _buildah("images", "--noheading", "--format", "{{.Name}}:{{.Tag}}").split():
-        name = image.removeprefix("localhost/")
-        if name.startswith(("sixfold-operator:", "sixfold-runtime:")) and name not in kept:
+        if (
+            image.startswith(tuple(f"localhost/{PREFIX}{part}:" for part in DOCKERFILES))
+            and image.removeprefix("localhost/") not in kept
+        ):
             _buildah("rmi", image)
-    for image in node.ctr("images", "list", "--quiet").split():
-        name = image.removeprefix("docker.io/library/")
-        if name.startswith(("sixfold-operator:", "sixfold-runtime:")) and name not in kept:
-            node.ctr("images", "remove", image)
+    digests = {row[0]: row[2] for row in map(str.split, node.ctr("images", "list").splitlines()[1:])}
+    needed = {digests[f"docker.io/library/{name}"] for name in kept}
+    ours = {digest for name, digest in digests.items() if name.startswith(f"docker.io/library/{PREFIX}")}
+    # Each image has a second reference, by digest, from the CRI plugin; either would keep its layers on the disk.
+    unneeded = [name for name, digest in digests.items() if digest in ours - needed]
+    if unneeded:
+        node.ctr("images", "remove", *unneeded)
 
 
 def _docker_build(part: str, name: str) -> None:

@@ -14,6 +14,15 @@ from processes import run, wait_until
 MARK = "sixfold"  # the comment on the iptables rules that the harness adds itself
 TABLES = ("nat", "filter", "mangle")
 SHIM_SOCKETS = Path("/run/containerd/s")
+# Places that containerd and kubelet write to wherever their own folders are.
+FIXED_FOLDERS: tuple[str, ...] = (
+    "/run/containerd/s",
+    "/run/containerd",
+    "/var/lib/cni/results",
+    "/var/lib/cni",
+    "/var/log/containers",
+)
+FIXED_FOLDERS += ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
 IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -152,6 +161,9 @@ def _remove_files(folders: Folders) -> None:
     for socket in SHIM_SOCKETS.glob("*"):
         if str(socket) not in listening:
             socket.unlink(missing_ok=True)
+    for fixed in map(Path, FIXED_FOLDERS):
+        if fixed.is_dir() and not any(fixed.iterdir()):
+            fixed.rmdir()
     if still_mounted := _mounts(folders):
         raise HarnessError("could not unmount " + ", ".join(still_mounted))
     shutil.rmtree(folders.run)

@@ -63,6 +63,8 @@ state = "{folders.run / "containerd"}"
     conf_dir = "{folders.config / "cni"}"
   [{cri}.containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
+    [{cri}.containerd.runtimes.runc.options]
+      Root = "{folders.run / "runc"}"
 """
 
 
