@@ -38,6 +38,12 @@ class Connection:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[ToGateway] = asyncio.Queue()
+        self._is_sending = False
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything queued has been handed to the socket."""
+        return self._outbox.empty() and not self._is_sending
 
     def send(self, message: State) -> None:
         """Queue a message; from the event loop."""
@@ -68,7 +74,10 @@ class Connection:
     async def _write(self) -> None:
         try:
             while True:
-                await self._socket.send_bytes(encode(await self._outbox.get()))
+                message = await self._outbox.get()
+                self._is_sending = True
+                await self._socket.send_bytes(encode(message))
+                self._is_sending = False
         except (WebSocketDisconnect, RuntimeError) as error:
             # The reader meets the same end and cleans up.
             log.info("a gateway's connection ended while sending: %s", error)

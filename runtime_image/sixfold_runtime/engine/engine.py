@@ -292,7 +292,7 @@ class Engine:
         return [(sink, failed(request_id, level, error)) for sink, request_id in keys]
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
-        """Hand each sink its share of a step."""
+        """Hand each sink its share of a step; only then are its ended requests over."""
         chunks: dict[Sink, list[Chunk]] = {}
         dones: dict[Sink, list[Done]] = {}
         for sink, output in outputs:
@@ -300,13 +300,15 @@ class Engine:
                 chunks.setdefault(sink, []).append(output)
             else:
                 dones.setdefault(sink, []).append(output)
-                self._live.pop((sink, output.id), None)
         for sink in {**chunks, **dones}:
+            ended = dones.get(sink, [])
             try:
-                sink.deliver(chunks.get(sink, []), dones.get(sink, []))
+                sink.deliver(chunks.get(sink, []), ended)
             except Exception:
                 log.exception("results can't be delivered: their requests are cancelled")
                 self._cancel(_Cancel(sink, None))
+            for done in ended:
+                self._live.pop((sink, done.id), None)
 
     def _report_counts(self) -> None:
         counts = (self.running, self.waiting)

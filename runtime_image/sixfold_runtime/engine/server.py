@@ -97,13 +97,17 @@ class EngineServer:
             self.connections.discard(connection)
 
     async def drain(self) -> None:
-        """Take no new requests; return when the others are done, or after drain_seconds."""
+        """Take no new requests; return when the others are done and told, or after drain_seconds."""
         self.engine.drain()
         self.tell()
         try:
             async with asyncio.timeout(self.settings.drain_seconds):
-                while not self.engine.is_idle:  # noqa: ASYNC110 - the engine's thread has no asyncio.Event
+                is_idle = is_flushed = False
+                while not (is_idle and is_flushed):
+                    is_idle = self.engine.is_idle
+                    # In this pause the last results reach their connections.
                     await asyncio.sleep(_DRAIN_POLL_SECONDS)
+                    is_flushed = all(connection.is_flushed for connection in self.connections)
         except TimeoutError:
             log.warning("%d requests still ran after %.0f s", self.engine.running, self.settings.drain_seconds)
 
