@@ -15,6 +15,12 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
 
+def _without_nulls(data: Any) -> Any:
+    if not isinstance(data, dict):
+        return data
+    return {key: _without_nulls(value) for key, value in data.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Rule:
     """One cross-field rule.
@@ -43,6 +49,12 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """`engine:` without a value means an absent block, as it does for kube-apiserver."""
+        return _without_nulls(data)
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:

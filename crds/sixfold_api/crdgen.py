@@ -42,13 +42,15 @@ def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     result = {key: value for key, value in node.items() if key not in _DROPPED | {"$defs", "default", "const"}}
     if "default" in node and _is_stable_default(node):
         result["default"] = node["default"]
-    if isinstance(node.get("additionalProperties"), dict):
-        result["additionalProperties"] = _convert(node["additionalProperties"], defs)
+    if "patternProperties" in node:
+        # A map with typed keys. Structural schemas know no patterns of keys: they become CEL.
+        ((pattern, value),) = result.pop("patternProperties").items()
+        result["additionalProperties"] = _convert(value, defs)
+        result["x-kubernetes-validations"] = [_key_rule(pattern, result.pop("propertyNames")["maxLength"])]
     for bound in ("Minimum", "Maximum"):
         if f"exclusive{bound}" in node:
             result[bound.lower()] = node[f"exclusive{bound}"]
             result[f"exclusive{bound}"] = True
-    result.pop("propertyNames", None)
     if "const" in node:
         result["enum"] = [node["const"]]
     if "properties" in node:
@@ -58,6 +60,13 @@ def _convert(node: Schema, defs: dict[str, Schema]) -> Schema:
     if "description" in result:
         result["description"] = re.sub(r"\s+", " ", result["description"]).strip()
     return result
+
+
+def _key_rule(pattern: str, max_length: int) -> dict[str, str]:
+    return {
+        "rule": f"self.all(key, key.size() <= {max_length} && key.matches(r'{pattern}'))",
+        "message": f"each key must have at most {max_length} characters and match {pattern}",
+    }
 
 
 def _is_stable_default(node: Schema) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from sixfold_api.base import ApiModel, Rule
-from sixfold_api.scalars import LabelKey, LabelValue, ObjectName, OurName, Quantity, ShortText
+from sixfold_api.scalars import LabelKey, LabelValue, ObjectName, OurName, Quantity, Unquoted
 
 
 class VariantRef(ApiModel):
@@ -48,11 +48,29 @@ class Toleration(ApiModel):
     """Taint value for operator Equal."""
     effect: TaintEffect | None = None
     """Absent matches every effect."""
-    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1), Unquoted] | None = None
     """How long a NoExecute taint is tolerated."""
 
+    rules = (
+        Rule(
+            "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+            "a toleration without a key needs operator: Exists",
+            lambda t: t.key is not None or t.operator is TolerationOperator.EXISTS,
+        ),
+        Rule(
+            "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
+            "a toleration with operator: Exists takes no value; remove it or set operator: Equal",
+            lambda t: t.value is None or t.operator is not TolerationOperator.EXISTS,
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            "tolerationSeconds is for effect: NoExecute",
+            lambda t: t.toleration_seconds is None or t.effect is TaintEffect.NO_EXECUTE,
+        ),
+    )
 
-ResourceMap = Annotated[dict[ShortText, Quantity], Field(max_length=16)]
+
+ResourceMap = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
 
 class Resources(ApiModel):
@@ -79,12 +97,3 @@ class PodSettings(ApiModel):
     """RuntimeClass, such as `nvidia`."""
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pods."""
-
-    rules = (
-        Rule(
-            "!has(self.tolerations)"
-            " || self.tolerations.all(t, has(t.key) || (has(t.operator) && t.operator == 'Exists'))",
-            "a toleration without a key needs operator: Exists",
-            lambda pod: all(t.key or t.operator is TolerationOperator.EXISTS for t in pod.tolerations or ()),
-        ),
-    )

@@ -10,7 +10,7 @@ from sixfold_api.base import ApiModel, Rule, StatusModel
 from sixfold_api.conditions import Conditions
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
 from sixfold_api.pods import PodSettings, SecretRef, VariantRef
-from sixfold_api.scalars import AcceleratorType, Compression, RolloutStrategy, ShortText
+from sixfold_api.scalars import AcceleratorType, Compression, ExtendedResource, RolloutStrategy, Unquoted
 
 
 class Accelerator(ApiModel):
@@ -18,9 +18,9 @@ class Accelerator(ApiModel):
 
     type: AcceleratorType
     """GPU or CPU."""
-    count: Annotated[int, Field(ge=1, le=16)] | None = None
+    count: Annotated[int, Field(ge=1, le=16), Unquoted] | None = None
     """Devices a pod; absent means 1. Only for GPU."""
-    resource_name: ShortText | None = None
+    resource_name: ExtendedResource | None = None
     """Extended resource to request; absent means nvidia.com/gpu. A MIG slice or another vendor goes here."""
 
     rules = (
@@ -35,7 +35,7 @@ class Accelerator(ApiModel):
 class EngineSpec(ApiModel):
     """A Deployment of engine pods."""
 
-    replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    replicas: Annotated[int, Field(ge=0, le=1000), Unquoted] | None = None
     """Engine pods; absent means 1. `kubectl scale` sets it."""
     accelerator: Accelerator = Accelerator(type=AcceleratorType.GPU)
     """Absent means one nvidia.com/gpu a pod."""
@@ -49,16 +49,16 @@ class EngineSpec(ApiModel):
 class RateLimit(ApiModel):
     """Token bucket of each API key, shared out evenly over the gateway replicas."""
 
-    requests_per_second: Annotated[int, Field(ge=1, le=100_000)]
+    requests_per_second: Annotated[int, Field(ge=1, le=100_000), Unquoted]
     """Sustained rate of one key over all gateways."""
-    burst: Annotated[int, Field(ge=1, le=100_000)] = 10
+    burst: Annotated[int, Field(ge=1, le=100_000), Unquoted] = 10
     """Requests that one key may send at once."""
 
 
 class GatewaySpec(ApiModel):
     """The Deployment of gateway pods: keys, limits, tokenising, streaming. CPU only."""
 
-    replicas: Annotated[int, Field(ge=1, le=100)] | None = None
+    replicas: Annotated[int, Field(ge=1, le=100), Unquoted] | None = None
     """Gateway pods; absent means 1."""
     api_keys_secret_ref: SecretRef | None = None
     """Secret whose entry names are tenants and whose values are their API keys. Without it the gateway is open."""
@@ -89,14 +89,14 @@ class StreamingSpec(ApiModel):
 
     compression: Compression = Compression.AUTO
     """Auto compresses with zstd for clients that accept it; Off never compresses."""
-    level: Annotated[int, Field(ge=1, le=19)] = 3
+    level: Annotated[int, Field(ge=1, le=19), Unquoted] = 3
     """zstd level."""
 
 
 class InferencePolicySpec(ApiModel):
     """One endpoint: which variants answer, on what hardware, with which cost-saving modes."""
 
-    rollback_level: Annotated[int, Field(ge=0, le=MAX_LEVEL, json_schema_extra={"default": MAX_LEVEL})] = MAX_LEVEL
+    rollback_level: Annotated[int, Field(ge=0, le=MAX_LEVEL), Unquoted] = MAX_LEVEL
     """Ceiling of the cost-saving modes. 0: plain; 1: quantised weights; 2: speculative decoding too; 3: all.
     A change reaches every pod without a restart."""
     engine: EngineSpec = EngineSpec()
@@ -127,7 +127,7 @@ class InferencePolicySpec(ApiModel):
 class LevelStatus(StatusModel):
     """The level that the operator decided on; never above spec.rollbackLevel."""
 
-    target: Annotated[int, Field(ge=0, le=MAX_LEVEL)]
+    target: Annotated[int, Field(ge=0, le=MAX_LEVEL), Unquoted]
     """The level that pods are told to run."""
     reason: Annotated[str, StringConstraints(max_length=64)]
     """Why this level: Spec means that it is the user's ceiling."""
@@ -136,6 +136,8 @@ class LevelStatus(StatusModel):
 
 
 class ModeStatus(StatusModel):
+    """One mode and its state."""
+
     name: Mode
     """The mode."""
     state: ModeState
@@ -147,29 +149,31 @@ class ModeStatus(StatusModel):
 class ConfigStatus(StatusModel):
     """How far the current RuntimeConfig has reached."""
 
-    sequence: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+    sequence: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"}), Unquoted]
     """Sequence number of the RuntimeConfig in the ConfigMap."""
-    pods: Annotated[int, Field(ge=0)]
+    pods: Annotated[int, Field(ge=0), Unquoted]
     """Running pods of the policy."""
-    applied: Annotated[int, Field(ge=0)]
+    applied: Annotated[int, Field(ge=0), Unquoted]
     """Pods among them that report this sequence."""
 
 
 class EngineStatus(StatusModel):
     """Engine pods, as the scale subresource shows them."""
 
-    replicas: Annotated[int, Field(ge=0)] = 0
+    replicas: Annotated[int, Field(ge=0), Unquoted] = 0
     """Pods that exist."""
-    ready_replicas: Annotated[int, Field(ge=0)] = 0
+    ready_replicas: Annotated[int, Field(ge=0), Unquoted] = 0
     """Pods that are ready."""
     selector: Annotated[str, StringConstraints(max_length=512)] = ""
     """Label selector of the pods."""
 
 
 class InferencePolicyStatus(StatusModel):
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    """What the operator observed. Written by it alone."""
+
+    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"}), Unquoted] | None = None
     """metadata.generation that this status describes."""
-    effective_level: Annotated[int, Field(ge=0, le=MAX_LEVEL)] | None = None
+    effective_level: Annotated[int, Field(ge=0, le=MAX_LEVEL), Unquoted] | None = None
     """The level that every ready pod reports; it keeps its last value while they differ."""
     level: LevelStatus | None = None
     """The level that was decided."""

@@ -1,19 +1,34 @@
-"""Strings with a meaning: durations, quantities, names. Kubernetes CRDs know no floats, so decimals are strings."""
+"""Scalars with a meaning: durations, quantities, names. Kubernetes CRDs know no floats, so decimals are strings.
+
+pydantic and kube-apiserver accept the same values: neither takes a number in quotes for a number.
+"""
 
 from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, StringConstraints, WithJsonSchema
 
-_DURATION_PATTERN = r"^([0-9]+(ms|s|m|h))+$"
+_MAX_INT64 = 2**63 - 1
+
+
+def _no_text(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("must be a number, without quotes")
+    return value
+
+
+Unquoted = BeforeValidator(_no_text)
+"""Behind the bounds of a whole number: takes no text and no boolean for one, as kube-apiserver does."""
+
+_DURATION_PATTERN = r"^([0-9]{1,6}(ms|s|m|h))+$"
 _DURATION_PART = re.compile(r"([0-9]+)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-Duration = Annotated[str, StringConstraints(pattern=_DURATION_PATTERN, max_length=32)]
-"""Such as `90s`, `1h30m` or `250ms`."""
+Duration = Annotated[str, StringConstraints(pattern=_DURATION_PATTERN, max_length=16)]
+"""Such as `90s`, `1h30m` or `250ms`. Short enough that CEL's duration() never overflows."""
 
 OUR_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 OurName = Annotated[str, StringConstraints(pattern=OUR_NAME_PATTERN, max_length=40)]
@@ -29,15 +44,31 @@ ObjectName = Annotated[
 ]
 """Name of a foreign Kubernetes object (a Secret, a claim)."""
 
-ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
-LabelValue = Annotated[str, StringConstraints(max_length=63)]
-_QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([EPTGMk]i?|Ki|m|e[0-9]+)?$"
+_LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+LabelKey = Annotated[str, StringConstraints(pattern=rf"^({_DOMAIN}/)?{_LABEL_NAME}$", min_length=1, max_length=317)]
+"""Key of a label or a taint, or name of a resource: `name` or `example.com/name`."""
+LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_LABEL_NAME})?$", max_length=63)]
+ExtendedResource = Annotated[str, StringConstraints(pattern=rf"^{_DOMAIN}/{_LABEL_NAME}$", max_length=317)]
+"""Name of a device plugin's resource, such as `nvidia.com/gpu`."""
+
+_QUANTITY_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][0-9]{1,2})?$"
+
+
+def _quantity(value: Any) -> Any:
+    """Kubernetes takes whole numbers for quantities too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if value != int(value) or not 0 <= value <= _MAX_INT64:
+        raise ValueError("must be a whole number of at least 0, or a quantity in quotes")
+    return str(int(value))
+
+
 Quantity = Annotated[
     str,
-    BeforeValidator(lambda value: str(value) if isinstance(value, int) else value),
+    BeforeValidator(_quantity),
     StringConstraints(pattern=_QUANTITY_PATTERN, max_length=32),
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _QUANTITY_PATTERN, "maxLength": 32}),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _QUANTITY_PATTERN, "maxLength": 32, "minimum": 0}),
 ]
 """A Kubernetes resource quantity such as `500m`, `4Gi` or a bare number."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -9,7 +10,7 @@ from pydantic import Field, StringConstraints
 from sixfold_api.base import ApiModel, Rule, StatusModel
 from sixfold_api.conditions import Conditions
 from sixfold_api.pods import ClaimRef, PodSettings, SecretRef
-from sixfold_api.scalars import Duration, Task
+from sixfold_api.scalars import Duration, Task, duration_seconds
 
 HUB_SCHEME = "hf://"
 CLAIM_SCHEME = "pvc://"
@@ -22,8 +23,17 @@ URI_PATTERN = (
 class Source(ApiModel):
     """Where the weights come from."""
 
-    uri: Annotated[str, StringConstraints(pattern=URI_PATTERN, max_length=512)]
+    uri: Annotated[str, StringConstraints(max_length=512)]
     """hf://org/name@commit (a full commit, so that the weights can't move) or pvc://claim/path."""
+
+    rules = (
+        Rule(
+            f"self.uri.matches(r'{URI_PATTERN}')",
+            "uri must be hf://org/name@commit with the 40 hex digits of a commit (a branch or tag could move),"
+            " or pvc://claim/path",
+            lambda source: re.fullmatch(URI_PATTERN, source.uri) is not None,
+        ),
+    )
 
 
 class Preparation(ApiModel):
@@ -33,6 +43,15 @@ class Preparation(ApiModel):
     """The Job fails after this time."""
     pod: PodSettings = PodSettings()
     """Placement and size of the Job's pod."""
+
+    rules = (
+        Rule(
+            "!has(self.deadline) || (duration(self.deadline) >= duration('1s')"
+            " && duration(self.deadline) <= duration('720h'))",
+            "deadline must be between 1s and 720h",
+            lambda p: 1 <= duration_seconds(p.deadline) <= 720 * 3600,
+        ),
+    )
 
 
 class ModelVariantSpec(ApiModel):
@@ -51,9 +70,19 @@ class ModelVariantSpec(ApiModel):
 
     rules = (
         Rule(
-            "self.source.uri.startsWith('pvc://') != has(self.artifact)",
-            "set artifact.claimName for an hf:// source; leave it out for pvc://, which is used in place",
-            lambda v: v.source.uri.startswith(CLAIM_SCHEME) != (v.artifact is not None),
+            "!self.source.uri.startsWith('hf://') || has(self.artifact)",
+            "an hf:// source needs artifact.claimName: the claim that the weights are written to",
+            lambda v: not v.source.uri.startswith(HUB_SCHEME) or v.artifact is not None,
+        ),
+        Rule(
+            "!self.source.uri.startsWith('pvc://') || !has(self.artifact)",
+            "a pvc:// source is used in place: remove artifact",
+            lambda v: not v.source.uri.startswith(CLAIM_SCHEME) or v.artifact is None,
+        ),
+        Rule(
+            "self.source.uri.startsWith('hf://') || !has(self.credentialsSecretRef)",
+            "credentialsSecretRef is for hf:// sources: remove it",
+            lambda v: v.source.uri.startswith(HUB_SCHEME) or v.credentials_secret_ref is None,
         ),
         Rule(
             "self.source == oldSelf.source && self.task == oldSelf.task && has(self.artifact) == has(oldSelf.artifact)"
@@ -96,6 +125,8 @@ class ArtifactStatus(ArtifactFacts):
 
 
 class ModelVariantStatus(StatusModel):
+    """What the operator observed. Written by it alone."""
+
     observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
     """metadata.generation that this status describes."""
     artifact: ArtifactStatus | None = None

@@ -1,0 +1,235 @@
+"""Every bound, enum, pattern, type and required field of every spec: kube-apiserver draws each line, and
+pydantic draws the same one. The cases come from the schema itself, so that a new field is tested from its first day."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from sixfold_api.crdgen import structural
+from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
+
+Steps = tuple[str | int, ...]
+
+FULL = {
+    kind: json.loads(json.dumps(yaml.safe_load((Path(__file__).parent / name).read_text())))
+    for kind, name in ((POLICY, "full-policy.yaml"), (VARIANT, "full-variant.yaml"))
+}
+_LONG_KEY = f"{'a' * 253}/{'b' * 63}"
+
+LONGEST = {
+    "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$": "a" * 40,
+    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$": "a" * 253,
+    "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$": "a" * 63,
+    "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$": _LONG_KEY,
+    "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$": _LONG_KEY,
+    "^([0-9]{1,6}(ms|s|m|h))+$": None,  # its bound is a rule, see test_rules.py
+    "^[0-9]{1,18}(\\.[0-9]{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][0-9]{1,2})?$": "1" * 18 + "." + "1" * 9 + "e12",
+    None: "hf://acme/" + "a" * 461 + "@" + "0" * 40,  # the URI, whose form is a rule
+}
+
+
+def at(spec: Any, path: Steps) -> Any:
+    for step in path:
+        spec = spec[step]
+    return spec
+
+
+def replaced(spec: Any, path: Steps, value: Any) -> Any:
+    """A copy of `spec` with `value` at `path`; KeyError if the full example lacks the path."""
+    result = copy.deepcopy(spec)
+    parent = at(result, path[:-1])
+    parent[path[-1]] = value
+    return result
+
+
+def without(spec: Any, path: Steps) -> Any:
+    result = copy.deepcopy(spec)
+    del at(result, path[:-1])[path[-1]]
+    return result
+
+
+def nodes(schema: dict[str, Any], example: Any, path: Steps = ()) -> Iterator[tuple[Steps, dict[str, Any]]]:
+    """Every node of a schema with its path in the example, which must have them all."""
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        assert name in example, f"the full example lacks {(*path, name)}"
+        yield from nodes(child, example[name], (*path, name))
+    if "items" in schema:
+        yield from nodes(schema["items"], example[0], (*path, 0))
+    if "additionalProperties" in schema:
+        key = next(iter(example))
+        yield from nodes(schema["additionalProperties"], example[key], (*path, key))
+
+
+def cases() -> Iterator[Any]:
+    for kind in KINDS:
+        for path, node in nodes(structural(kind.spec), FULL[kind]):
+            for what, spec, expected in _cases_of(FULL[kind], path, node):
+                name = "/".join(map(str, path)) or "spec"
+                yield pytest.param(kind, spec, expected, id=f"{kind.short_name}-{name}-{what}")
+
+
+def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[str, Any, str | None]]:
+    """(what, spec, words of the message or None if it is accepted) for one node."""
+    for name in node.get("required", []):
+        yield f"without {name}", without(full, (*path, name)), "Required value"
+    if not path:
+        return
+    value = at(full, path)
+    if "enum" in node:
+        for member in node["enum"]:
+            if member not in ("CPU", "Exists", "NoSchedule", "PreferNoSchedule"):  # tied to other fields by rules
+                yield f"is {member}", replaced(full, path, member), None
+        yield "no such word", replaced(full, path, "NoSuchWord"), 'Unsupported value: "NoSuchWord"'
+        yield "lower case", replaced(full, path, value.lower()), "Unsupported value"
+        return
+    if "minimum" in node:
+        yield "smallest", replaced(full, path, node["minimum"]), None
+        words = f"should be greater than or equal to {node['minimum']}"
+        yield "too small", replaced(full, path, node["minimum"] - 1), words
+    if "maximum" in node:
+        yield "largest", replaced(full, path, node["maximum"]), None
+        words = f"should be less than or equal to {node['maximum']}"
+        yield "too large", replaced(full, path, node["maximum"] + 1), words
+    if node.get("type") == "integer":
+        yield "in quotes", replaced(full, path, str(value)), "must be of type integer"
+        yield "a boolean", replaced(full, path, True), "must be of type integer"
+        yield "a fraction", replaced(full, path, 1.5), "must be of type integer"
+        if path != ("engine", "replicas"):  # where `kubectl scale` writes, the apiserver itself takes no float
+            yield "a whole float", replaced(full, path, float(value)), None
+    if node.get("x-kubernetes-int-or-string"):
+        yield "a fraction", replaced(full, path, 1.5), "must be of type integer,string"
+        yield "a boolean", replaced(full, path, True), "must be of type integer,string"
+    if node.get("type") == "string":
+        yield "a number", replaced(full, path, 7), "must be of type string"
+    if "pattern" in node:
+        yield "of another form", replaced(full, path, "no such thing!"), "should match"
+        yield "with a line break", replaced(full, path, f"{value}\n"), "should match"
+    if "maxLength" in node and LONGEST[node.get("pattern")] is not None:
+        longest = LONGEST[node.get("pattern")]
+        yield "longest", replaced(full, path, longest), None
+        if len(longest) == node["maxLength"]:
+            yield "too long", replaced(full, path, f"{longest}a"), f"may not be more than {node['maxLength']} bytes"
+    if "minLength" in node:
+        yield "empty", replaced(full, path, ""), "should be at least 1 chars long"
+    if node.get("type") == "array":
+        yield "most items", replaced(full, path, value * node["maxItems"]), None
+        words = f"must have at most {node['maxItems']} items"
+        yield "too many items", replaced(full, path, value * (node["maxItems"] + 1)), words
+        yield "with a null", replaced(full, path, [None]), "must be of type object"
+        yield "an object", replaced(full, path, {}), "must be of type array"
+    if node.get("type") == "object":
+        if path not in (("generation",), ("artifact",)) and not isinstance(path[-1], int):  # a rule needs these
+            required = path[-1] in ("variantRef", "source")
+            yield "null", replaced(full, path, None), "Required value" if required else None
+        yield "text", replaced(full, path, "text"), "must be of type object"
+        if "maxProperties" in node:
+            limit = node["maxProperties"]
+            yield "most entries", replaced(full, path, {f"k{index}": "1" for index in range(limit)}), None
+            many = {f"k{index}": "1" for index in range(limit + 1)}
+            yield "too many entries", replaced(full, path, many), f"must have at most {limit} items"
+            yield "an entry of null", replaced(full, path, {"k": None}), None
+            yield "longest key", replaced(full, path, {_LONG_KEY: "1"}), None
+            yield "too long a key", replaced(full, path, {f"a{_LONG_KEY}": "1"}), "each key must have at most"
+            yield "a key of another form", replaced(full, path, {"no key!": "1"}), "each key must have at most"
+        else:
+            yield "an unknown field", replaced(full, (*path, "noSuchField"), 1), "unknown field"
+
+
+@pytest.mark.parametrize("kind, spec, expected", list(cases()))
+def test_the_line_is_drawn(api, kind: Kind, spec: Any, expected: str | None) -> None:
+    answer = api.create(kind, spec)
+    if expected is None:
+        assert answer.accepted, answer.causes
+        kind.spec.model_validate(spec)
+    else:
+        assert not answer.accepted
+        assert any(expected in cause for cause in answer.causes), answer.causes
+        with pytest.raises(ValidationError):
+            kind.spec.model_validate(spec)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_what_comes_back_is_what_went_in(api, kind: Kind) -> None:
+    stored = api.create(kind, FULL[kind]).spec
+    assert stored == FULL[kind]
+    assert kind.spec.model_validate(stored).to_dict() == _with_text_quantities(stored)
+
+
+def _with_text_quantities(spec: Any) -> Any:
+    """The models hold quantities as text."""
+    if isinstance(spec, dict):
+        return {
+            key: {name: str(value) for name, value in entry.items()}
+            if key in ("requests", "limits")
+            else _with_text_quantities(entry)
+            for key, entry in spec.items()
+        }
+    return [_with_text_quantities(item) for item in spec] if isinstance(spec, list) else spec
+
+
+DEFAULTS = {
+    POLICY: (
+        {
+            "engine": {},
+            "gateway": {"rateLimit": {"requestsPerSecond": 5}},
+            "generation": {"variantRef": {"name": "chat"}},
+            "classification": {"variantRef": {"name": "intent"}, "engine": {}},
+            "streaming": {},
+        },
+        {
+            "rollbackLevel": 3,
+            "engine/strategy": "Auto",
+            "gateway/rateLimit/burst": 10,
+            "classification/engine/strategy": "Auto",
+            "streaming/compression": "Auto",
+            "streaming/level": 3,
+        },
+    ),
+    VARIANT: (
+        {"source": {"uri": "pvc://models/chat"}, "task": "Generation", "preparation": {}},
+        {"preparation/deadline": "1h"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_defaults(api, kind: Kind) -> None:
+    """Exactly these are stored; what is absent stays absent, so that a later version may change its meaning."""
+    spec, expected = DEFAULTS[kind]
+    stored = api.create(kind, spec).spec
+    added = {
+        "/".join(map(str, path)): node["default"]
+        for path, node in nodes(structural(kind.spec), FULL[kind])
+        if "default" in node
+    }
+    assert added == expected
+    for path, value in expected.items():
+        assert at(stored, tuple(path.split("/"))) == value
+    assert kind.spec.model_validate(stored) == kind.spec.model_validate(spec)
+
+
+def test_blocks_that_are_left_out_stay_absent(api) -> None:
+    stored = api.create(POLICY, {"generation": {"variantRef": {"name": "chat"}}}).spec
+    assert stored == {"generation": {"variantRef": {"name": "chat"}}, "rollbackLevel": 3}
+    parsed = POLICY.spec.model_validate(stored)
+    assert parsed.engine.accelerator.type == "GPU"
+    assert parsed.streaming.level == 3
+
+
+def test_patterns_mean_the_same_in_go_and_in_rust() -> None:
+    """Both are RE2-like; a construct that only one of them knows would be a difference in waiting."""
+    for kind in KINDS:
+        for path, node in nodes(structural(kind.spec), FULL[kind]):
+            if "pattern" in node:
+                assert node["pattern"] in LONGEST, f"add the longest value for the pattern at {path}"
+                assert not re.search(r"\\[wdsbWDSB]|\(\?|\\p", node["pattern"])
