@@ -1,6 +1,5 @@
 """The programs of a cluster: Debian packages, and Go programs built once and cached by their sources."""
 
-import fcntl
 import hashlib
 import os
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from console import HarnessError, step
 from paths import BINARIES, NODE_SOURCE
-from processes import run
+from processes import exclusive, run
 
 HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
 KUBERNETES_PROGRAMS = (
@@ -42,7 +41,7 @@ def ensure(control_plane_only: bool = False) -> Path:
     """
     folder = BINARIES / source_hash()
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / ".lock"):
+    with exclusive(folder / ".lock"):
         _install(CONTROL_PLANE_PACKAGES if control_plane_only else CONTROL_PLANE_PACKAGES | NODE_PACKAGES)
         _build(folder, "node", "the Kubernetes programs (minutes, the first time)", ".", _version_flags())
         for name in KUBERNETES_PROGRAMS:
@@ -55,19 +54,27 @@ def ensure(control_plane_only: bool = False) -> Path:
     return folder
 
 
+def helm() -> Path:
+    """The helm of the machine, else one that is built here."""
+    if found := shutil.which("helm"):
+        return Path(found)
+    folder = BINARIES / source_hash()
+    with exclusive(folder / ".lock"):
+        _install_helm(folder)
+    return folder / "helm"
+
+
+def kubectl() -> Path:
+    """The kubectl of the machine, else the one that is built here."""
+    return Path(shutil.which("kubectl") or ensure(control_plane_only=True) / "kubectl")
+
+
 def source_hash() -> str:
     """12 hex digits that name the sources and versions that the programs are built from."""
     digest = hashlib.sha256(HELM.encode())
     for path in sorted(path for path in NODE_SOURCE.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(NODE_SOURCE)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _version_flags() -> str:

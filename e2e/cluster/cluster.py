@@ -12,6 +12,8 @@ import target
 import typer
 import volumes
 from console import HarnessError, say, step
+from paths import CLUSTER
+from processes import exclusive
 from target import CHOICE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -75,9 +77,10 @@ def status() -> None:
 
 
 def main() -> None:
-    """Run a verb; an error is told in words and ends with exit code 1."""
+    """Run a verb, one process at a time; an error is told in words and ends with exit code 1."""
     try:
-        app()
+        with exclusive(CLUSTER / ".lock"):
+            app()
     except HarnessError as error:
         say(f"error: {error}")
         sys.exit(1)

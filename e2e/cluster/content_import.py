@@ -43,6 +43,11 @@ class Layout:
         manifest = json.loads(self.blob(descriptor["digest"]).read_text())
         return [descriptor["digest"], manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
+    def layer_sizes_bytes(self, tag: str) -> list[int]:
+        """The uncompressed sizes of an image's layers, the base image's first."""
+        manifest = json.loads(self.blob(self.manifest(tag)["digest"]).read_text())
+        return [layer["size"] for layer in manifest["layers"]]
+
     def prune(self, tags: Iterable[str]) -> None:
         """Forget every image but those of `tags`, and the blobs that only the others need."""
         kept = [self.manifest(tag) for tag in tags if tag in self._tags()]

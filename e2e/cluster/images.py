@@ -14,7 +14,7 @@ from paths import CACHE, CLUSTER, IMAGES_FILE, REPOSITORY
 from processes import run
 from target import KIND_CLUSTER, Target, docker_answers
 
-PREFIX = "sixfold-"
+LIBRARY = "docker.io/library/"  # where the kubelet looks for a name without a registry
 DOCKERFILES = {"operator": "operator/Dockerfile", "runtime": "runtime_image/Dockerfile"}
 CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "uv.lock", "crds", "operator", "runtime_image")
 AUTHORITIES = "/etc/ssl/certs"
@@ -28,7 +28,7 @@ def ensure(target: Target) -> dict[str, str]:
     The names end with a hash of what goes in, so that a change gets a new name and pods are replaced. They are also
     written to `images.json`. Raises HarnessError when a build fails or when a cluster needs a registry.
     """
-    names = {part: f"{PREFIX}{part}:{_inputs_hash(part)}" for part in DOCKERFILES}
+    names = {part: f"sixfold-{part}:{_inputs_hash(part)}" for part in DOCKERFILES}
     if target.kind == "embedded":
         for part, name in names.items():
             _into_embedded(part, name)
@@ -83,7 +83,7 @@ def _has(image: str) -> bool:
 
 
 def _into_embedded(part: str, name: str) -> None:
-    full = f"docker.io/library/{name}"
+    full = f"{LIBRARY}{name}"
     if full in node.ctr("images", "list", "--quiet").split():
         say(f"  {name} is in the cluster")
         return
@@ -104,26 +104,31 @@ def _into_embedded(part: str, name: str) -> None:
         known = set(node.ctr("content", "list", "--quiet").split())
         moved_bytes = content_import.bring_in(LAYOUT, name, full, known, node.ctr_command("images", "import", "-"))
         LAYOUT.share(LAYOUT.parts(LAYOUT.manifest(name)), node.FOLDERS.images)
-        say(f"      {moved_bytes / 1e6:.1f} MB moved")
+        base, *above = LAYOUT.layer_sizes_bytes(name)
+        size = f"{sum(above) / 1e6:.0f} MB above a base image of {base / 1e6:.0f} MB"
+        say(f"      {moved_bytes / 1e6:.1f} MB moved; {size}")
 
 
 def _forget_others(names: Iterable[str]) -> None:
-    """Drop the images of earlier sources: their tags in buildah, containerd and the layout."""
+    """Drop the images of earlier sources, except those that a container still runs."""
     kept = set(names)
     LAYOUT.prune(kept)
     for image in _buildah("images", "--noheading", "--format", "{{.Name}}:{{.Tag}}").split():
-        if (
-            image.startswith(tuple(f"localhost/{PREFIX}{part}:" for part in DOCKERFILES))
-            and image.removeprefix("localhost/") not in kept
-        ):
+        name = image.removeprefix("localhost/")
+        if _is_one_of_ours(name) and name not in kept:
             _buildah("rmi", image)
+    used = {row.split()[1].removeprefix(LIBRARY) for row in node.ctr("containers", "list").splitlines()[1:]}
     digests = {row[0]: row[2] for row in map(str.split, node.ctr("images", "list").splitlines()[1:])}
-    needed = {digests[f"docker.io/library/{name}"] for name in kept}
-    ours = {digest for name, digest in digests.items() if name.startswith(f"docker.io/library/{PREFIX}")}
-    # Each image has a second reference, by digest, from the CRI plugin; either would keep its layers on the disk.
-    unneeded = [name for name, digest in digests.items() if digest in ours - needed]
-    if unneeded:
-        node.ctr("images", "remove", *unneeded)
+    ours = {name for name in digests if _is_one_of_ours(name.removeprefix(LIBRARY))}
+    needed = {digests[name] for name in ours if name.removeprefix(LIBRARY) in kept | used}
+    # The CRI plugin adds a second reference, by digest, to each image; either keeps its layers on the disk.
+    unneeded = {digests[name] for name in ours} - needed
+    if references := [name for name, digest in digests.items() if digest in unneeded]:
+        node.ctr("images", "remove", *references)
+
+
+def _is_one_of_ours(name: str) -> bool:
+    return name.startswith(tuple(f"sixfold-{part}:" for part in DOCKERFILES))
 
 
 def _docker_build(part: str, name: str) -> None:

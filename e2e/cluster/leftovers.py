@@ -13,16 +13,16 @@ from processes import run, wait_until
 
 MARK = "sixfold"  # the comment on the iptables rules that the harness adds itself
 TABLES = ("nat", "filter", "mangle")
-SHIM_SOCKETS = Path("/run/containerd/s")
-# Places that containerd and kubelet write to wherever their own folders are.
+# Places that containerd and kubelet write to, wherever their own folders are; removed when nothing else is in them.
+SOCKET_FOLDERS = ("/run/containerd/s", "/var/lib/kubelet/device-plugins")
+CNI_RESULTS = "/var/lib/cni/results"
 FIXED_FOLDERS: tuple[str, ...] = (
-    "/run/containerd/s",
+    *SOCKET_FOLDERS,
+    "/run/containerd/runc/k8s.io",
+    "/run/containerd/runc",
     "/run/containerd",
-    "/var/lib/cni/results",
-    "/var/lib/cni",
-    "/var/log/containers",
 )
-FIXED_FOLDERS += ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
+FIXED_FOLDERS += (CNI_RESULTS, "/var/lib/cni", "/var/log/containers", "/var/lib/kubelet")
 IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -87,7 +87,7 @@ def cgroup_folders() -> list[Path]:
     if (root / "cgroup.controllers").exists():
         return [root / CGROUP]
     hierarchies = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
-    return [path / CGROUP for path in hierarchies if (path / "tasks").exists()]
+    return [path / CGROUP for path in hierarchies if (path / "cgroup.procs").exists()]
 
 
 def _cgroup_files(name: str) -> Iterable[Path]:
@@ -151,16 +151,18 @@ def _restore_forwarding(folders: Folders) -> None:
 
 
 def _remove_files(folders: Folders) -> None:
-    """Delete the node's state, links to its logs, its CNI results, and shim sockets that nobody listens on."""
+    """Delete the node's state, and what was written elsewhere: log links, CNI results, sockets without a listener."""
     for link in Path("/var/log/containers").glob("*.log"):
         if link.is_symlink() and str(link.readlink()).startswith(str(folders.run)):
             link.unlink()
-    for result in Path("/var/lib/cni/results").glob("sixfold-*"):
-        result.unlink()
+    for sandbox in (folders.images / "io.containerd.grpc.v1.cri" / "sandboxes").glob("*"):
+        for result in Path(CNI_RESULTS).glob(f"*-{sandbox.name}-*"):
+            result.unlink()
     listening = Path("/proc/net/unix").read_text()
-    for socket in SHIM_SOCKETS.glob("*"):
-        if str(socket) not in listening:
-            socket.unlink(missing_ok=True)
+    for folder in map(Path, SOCKET_FOLDERS):
+        for path in folder.glob("*"):
+            if path.is_socket() and str(path) not in listening:
+                path.unlink(missing_ok=True)
     for fixed in map(Path, FIXED_FOLDERS):
         if fixed.is_dir() and not any(fixed.iterdir()):
             fixed.rmdir()

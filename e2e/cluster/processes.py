@@ -1,10 +1,12 @@
 """Processes that outlive the command that started them, found again by id and start time."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from console import HarnessError
@@ -34,6 +36,15 @@ def run(*argv: str | Path, stdin: str | None = None, env: Mapping[str, str] | No
         shown = " ".join(str(part) for part in argv)
         raise HarnessError(f"`{shown}` failed ({done.returncode}):\n{done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+@contextmanager
+def exclusive(lock_file: Path) -> Iterator[None]:
+    """Let one process at a time do this; the others wait. The lock falls with its process."""
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def wait_until(what: str, ready: Callable[[], bool], timeout_seconds: float) -> None:

@@ -25,7 +25,7 @@ class Target:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl against this cluster and nothing else; HarnessError with its words if it fails."""
-        return run(kubectl_program(), "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
+        return run(binaries.kubectl(), "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
 
     def announce(self) -> None:
         """Say which cluster is in use, by the name of its context."""
@@ -36,11 +36,6 @@ class Target:
         }
         context = self.kubectl("config", "current-context").strip()
         say(f"cluster: {words[self.kind]} (context {context}; export KUBECONFIG={self.kubeconfig})")
-
-
-def kubectl_program() -> str:
-    """The kubectl of the machine, else the one built here."""
-    return shutil.which("kubectl") or str(binaries.ensure(control_plane_only=True) / "kubectl")
 
 
 def choose() -> Target:
