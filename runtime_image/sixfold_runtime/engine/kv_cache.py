@@ -85,6 +85,7 @@ class RaggedCache:
         """Part of transformers' interface: the longest row."""
         return max(self.lengths, default=0)
 
+    @torch.inference_mode()
     def append(self, other: RaggedCache, row: int) -> None:
         """Copy a row of another cache of the same model behind the last row."""
         length, target = other.lengths[row], len(self.lengths)
@@ -101,6 +102,7 @@ class RaggedCache:
             self._layers[index].values[target, :, :length] = source.values[row, :, :length]
         self.lengths.append(length)
 
+    @torch.inference_mode()
     def remove(self, row: int) -> None:
         """Drop a row; the last one takes its place. What it held is wiped. An empty cache frees its memory."""
         last = len(self.lengths) - 1
