@@ -62,7 +62,7 @@ def images() -> None:
 @app.command()
 def models_volume(
     namespace: Annotated[str, typer.Option(help="The namespace of the claim; created if need be.")],
-    source: Annotated[list[Path], typer.Option("--from", help="A model folder to put into it; repeatable.")],
+    source: Annotated[list[Path], typer.Option("--from", help="A model folder to put into it; repeatable.")] = [],  # noqa: B006
 ) -> None:
     """Make a bound claim `models` that holds the model folders."""
     volumes.ensure(target.in_use(), namespace, [folder.resolve() for folder in source])

@@ -25,7 +25,8 @@ class Target:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl against this cluster and nothing else; HarnessError with its words if it fails."""
-        return run(binaries.kubectl(), "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
+        program = binaries.ensure() / "kubectl" if self.kind == "embedded" else binaries.kubectl()
+        return run(program, "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
 
     def announce(self) -> None:
         """Say which cluster is in use, by the name of its context."""

@@ -17,8 +17,8 @@ HELPER = "sixfold-models-filler"
 def ensure(target: Target, namespace: str, folders: Sequence[Path]) -> None:
     """Create the namespace if need be, and a bound claim `models` that holds a copy of each folder by its name.
 
-    On the embedded node the claim is bound to a folder of this machine; elsewhere to the default StorageClass,
-    and filled through a pod. Raises HarnessError for a folder that is not there.
+    On the embedded node the claim is bound to a folder of its own on this machine; elsewhere to the default
+    StorageClass, and filled through a pod. Raises HarnessError for a folder that is not there.
     """
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     if missing:
@@ -26,17 +26,30 @@ def ensure(target: Target, namespace: str, folders: Sequence[Path]) -> None:
     namespace_object: dict[str, object] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
     if target.kind == "embedded":
         with step(f"claim {CLAIM} in {namespace}"):
-            for folder in folders:
-                _copy(folder, MODELS / folder.name)
+            _fill(MODELS / namespace, folders)
+            _delete_if_released(target, f"pv/{_volume_name(namespace)}")
             _apply(target, [namespace_object, _host_volume(namespace), _claim(namespace, static=True)])
+            bound = "--for=jsonpath={.status.phase}=Bound"
+            target.kubectl("-n", namespace, "wait", bound, "--timeout=60s", f"pvc/{CLAIM}")
         return
     with step(f"claim {CLAIM} in {namespace}"):
         _apply(target, [namespace_object, _claim(namespace, static=False), _filler(namespace)])
-        pod = f"pod/{HELPER}"
-        target.kubectl("-n", namespace, "wait", "--for=condition=Ready", "--timeout=300s", pod)
-        for folder in folders:
-            target.kubectl("-n", namespace, "cp", str(folder), f"{HELPER}:/models/{folder.name}")
-        target.kubectl("-n", namespace, "delete", pod, "--now")
+        try:
+            _fill_through_pod(target, namespace, folders)
+        finally:
+            target.kubectl("-n", namespace, "delete", f"pod/{HELPER}", "--now")
+
+
+def _fill_through_pod(target: Target, namespace: str, folders: Sequence[Path]) -> None:
+    try:
+        target.kubectl("-n", namespace, "wait", "--for=condition=Ready", "--timeout=300s", f"pod/{HELPER}")
+    except HarnessError:
+        events = target.kubectl("-n", namespace, "get", "events")
+        raise HarnessError(
+            f"the claim or its pod did not come up (is there a default StorageClass?):\n{events}"
+        ) from None
+    for folder in folders:
+        target.kubectl("-n", namespace, "cp", "--no-preserve", str(folder), f"{HELPER}:/models/{folder.name}")
 
 
 def _apply(target: Target, items: list[dict[str, object]]) -> None:
@@ -44,31 +57,39 @@ def _apply(target: Target, items: list[dict[str, object]]) -> None:
     target.kubectl("apply", "--server-side", "--filename", "-", stdin=document)
 
 
-def _copy(source: Path, destination: Path) -> None:
-    """Make `destination` what `source` is, readable by the pods' user."""
-    if destination.exists():
-        shutil.rmtree(destination)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, destination)
-    MODELS.chmod(0o777)  # artifacts are written here by pods that do not run as root
-    for path in [destination, *destination.rglob("*")]:
-        if path.is_dir():
-            path.chmod(0o777)
+def _fill(volume: Path, folders: Sequence[Path]) -> None:
+    """Copy the folders into `volume`; pods, which do not run as root, may read all and write beside it."""
+    volume.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        shutil.rmtree(volume / folder.name, ignore_errors=True)
+        shutil.copytree(folder, volume / folder.name)
+    for path in [volume, *volume.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o644)
+
+
+def _delete_if_released(target: Target, volume: str) -> None:
+    """A volume whose claim went with its namespace takes no new claim: make room for a fresh one."""
+    phase = target.kubectl("get", volume, "--ignore-not-found", "--output=jsonpath={.status.phase}")
+    if phase == "Released":
+        target.kubectl("delete", volume)
+
+
+def _volume_name(namespace: str) -> str:
+    return f"sixfold-{CLAIM}-{namespace}"
 
 
 def _host_volume(namespace: str) -> dict[str, object]:
-    name = f"sixfold-{CLAIM}-{namespace}"
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "sixfold-models"}},
+        "metadata": {"name": _volume_name(namespace), "labels": {"app.kubernetes.io/name": "sixfold-models"}},
         "spec": {
             "capacity": {"storage": SIZE},
             "accessModes": ["ReadWriteMany", "ReadOnlyMany"],
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": "",
             "claimRef": {"namespace": namespace, "name": CLAIM},
-            "hostPath": {"path": str(MODELS), "type": "Directory"},
+            "hostPath": {"path": str(MODELS / namespace), "type": "Directory"},
         },
     }
 
@@ -79,7 +100,7 @@ def _claim(namespace: str, static: bool) -> dict[str, object]:
         "resources": {"requests": {"storage": SIZE}},
     }
     if static:
-        spec |= {"storageClassName": "", "volumeName": f"sixfold-{CLAIM}-{namespace}"}
+        spec |= {"storageClassName": "", "volumeName": _volume_name(namespace)}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
