@@ -85,7 +85,7 @@ class Kubectl:
     """kubectl with an administrator's rights (or another user's), against the test's own API server only."""
 
     def __init__(self, program: Path, kubeconfig: Path) -> None:
-        self._command = [str(program), f"--kubeconfig={kubeconfig}"]
+        self._command = [str(program), f"--kubeconfig={kubeconfig}", f"--cache-dir={kubeconfig.parent / 'kubectl'}"]
 
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -106,7 +106,18 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
         kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / f"{kind.plural}.yaml"))
     names = [f"crd/{kind.plural}.sixfold.dev" for kind in KINDS]
     kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    # Discovery and the schemas that `kubectl explain` reads follow a moment later, and kubectl caches what it sees.
+    _wait(kubectl, ["api-resources", "--api-group=sixfold.dev"], [kind.short_name for kind in KINDS])
+    _wait(kubectl, ["get", "--raw", "/openapi/v3"], [API_VERSION])
     return kubectl
+
+
+def _wait(kubectl: Kubectl, command: list[str], words: list[str]) -> None:
+    for _ in range(200):
+        shown = kubectl.run(*command).stdout
+        if all(word in shown for word in words):
+            return
+    raise AssertionError(f"kubectl {' '.join(command)} never showed {words}")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,93 @@
+"""pydantic accepts exactly what kube-apiserver accepts: files that are served without a cluster meet the same API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sixfold_api.crdgen import structural
+from sixfold_api.kinds import POLICY, VARIANT
+
+# (values that are fine, values just over a line); a quarter of the specs or so should be accepted.
+NAMES = ["chat", "a" * 40], ["a" * 41, "", "Chat", "a.b", "a-", "é"]
+DURATIONS = ["1h", "720h", "1h30m"], ["0s", "721h", "1.5h", "1d", "999999h999999h9s", ""]
+URIS = ["pvc://models/chat", "hf://acme/chat@" + "0" * 40], ["pvc://models", "hf://acme/chat@main"]
+LABELS = ["x", "a" * 63], ["a b", "-", "ä", "a" * 64, ".x"]
+KEYS = ["x", "example.com/x"], ["a b", "-", "", "Example.com/x", "/x"]
+RESOURCES = ["nvidia.com/gpu"], ["gpu", "nvidia.com/", "NVIDIA.com/gpu"]
+QUANTITIES = ["1", "500m", "1.5Gi", "1e3", 0, 3, 2.0, None], ["1ki", "-1", "", ".5", "1 Gi", -1, 2**63, True, 1.5]
+ODD = [None, True, "text", 1, 1.5, [], {}, [None], {"noSuchField": 1}]
+
+
+def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that mostly satisfy a structural schema, and now and then don't."""
+    fine, over = _plausible(schema)
+    # hypothesis prefers small numbers and ends of ranges: a number in the middle is rare.
+    return st.integers(0, 120).flatmap(lambda number: st.sampled_from(over + ODD) if number == 77 else fine)
+
+
+def _plausible(schema: dict[str, Any]) -> tuple[st.SearchStrategy[Any], list[Any]]:
+    if "properties" in schema:
+        required = {name: values(schema["properties"][name]) for name in schema.get("required", [])}
+        optional = {name: values(child) for name, child in schema["properties"].items() if name not in required}
+        return st.fixed_dictionaries(required, optional=optional), []
+    if "additionalProperties" in schema:
+        keys = st.integers(0, 60).flatmap(lambda number: st.sampled_from(KEYS[number == 47]))
+        return st.dictionaries(keys, values(schema["additionalProperties"]), max_size=2), []
+    if schema.get("type") == "array":
+        return st.lists(values(schema["items"]), max_size=2), []
+    fine, over = _scalars(schema)
+    return st.sampled_from(fine), over
+
+
+def _scalars(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    if "enum" in schema:
+        return schema["enum"], ["NoSuchWord"]
+    if schema.get("x-kubernetes-int-or-string"):
+        return QUANTITIES
+    if schema["type"] == "integer":
+        low, high = schema["minimum"], schema["maximum"]
+        return [low, low + 1, high], [low - 1, high + 1, str(low), low + 0.5]
+    pattern = schema.get("pattern", "")
+    if not pattern:
+        return URIS
+    if "ms|s|m|h" in pattern:
+        return DURATIONS
+    if "{0,61}" not in pattern:
+        return NAMES
+    if "{0,251}" not in pattern:
+        return LABELS
+    return KEYS if ")?/)?" in pattern else RESOURCES
+
+
+def agree(api: Any, kind: Any, spec: Any) -> None:
+    answer = api.create(kind, spec)
+    try:
+        parsed = kind.spec.model_validate(spec)
+    except ValidationError as error:
+        assert not answer.accepted, f"pydantic alone refuses {spec}: {error}"
+    else:
+        assert answer.accepted, f"kube-apiserver alone refuses {spec}: {answer.causes}"
+        assert kind.spec.model_validate(answer.spec) == parsed
+
+
+FEW = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@FEW
+@given(spec=values(structural(POLICY.spec)))
+@example(spec={"generation": {"variantRef": {"name": "chat"}}, "engine": None})
+def test_policies(api, spec: Any) -> None:
+    agree(api, POLICY, spec)
+
+
+@FEW
+@given(spec=values(structural(VARIANT.spec)))
+@example(spec={"source": {"uri": "pvc://models/chat"}, "task": "Generation", "preparation": {"pod": {}}})
+def test_variants(api, spec: Any) -> None:
+    agree(api, VARIANT, spec)
