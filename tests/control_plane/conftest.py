@@ -31,6 +31,7 @@ from sixfold_api.kinds import KINDS
 Manifest = dict[str, Any]
 IMAGE = "registry.example/sixfold-runtime:test"
 WAIT_SECONDS = 30.0
+NOW = "2030-01-01T00:00:00Z"
 
 PATHS = {
     "InferencePolicy": "/apis/sixfold.dev/v1alpha1/{}/inferencepolicies",
@@ -43,6 +44,20 @@ PATHS = {
     "PersistentVolumeClaim": "/api/v1/{}/persistentvolumeclaims",
     "Event": "/api/v1/{}/events",
 }
+
+
+OPERATOR_RULES = [
+    ("sixfold.dev", "inferencepolicies modelvariants", "get list watch"),
+    ("sixfold.dev", "inferencepolicies/status modelvariants/status", "get patch"),
+    ("apps", "deployments", "get list watch create patch delete"),
+    ("batch", "jobs", "get list watch create patch delete"),
+    ("", "services", "get list watch create patch delete"),
+    ("", "configmaps", "get list watch create patch"),
+    ("", "pods", "get list watch patch"),
+    ("", "persistentvolumeclaims", "get"),
+    ("", "events", "create"),
+]
+"""What the chart grants: API group, resources, verbs."""
 
 
 class Api:
@@ -123,31 +138,28 @@ def http(control_plane: ControlPlane) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
-def api(http: httpx.Client) -> Api:
-    """A namespace of the test's own."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    _checked(http.post("/api/v1/namespaces", json={"metadata": {"name": name}}))
-    return Api(http, name)
-
-
 class OperatorProcess:
-    """`python -m sixfold_operator.main` against the control plane."""
+    """`python -m sixfold_operator.main` against the control plane, with the rights of a service account."""
 
-    def __init__(self, log: Path, **environment: str) -> None:
+    def __init__(self, log: Path, kubeconfig: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self.log = log
+        self.log, self.kubeconfig = log, kubeconfig
+        self.start()
+
+    def start(self, **environment: str) -> None:
+        """Start the process and wait until it watches."""
         settings = {"SIXFOLD_RUNTIME_IMAGE": IMAGE, "SIXFOLD_METRICS_PORT": str(self.port), **environment}
-        with log.open("ab") as output:
+        with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sixfold_operator.main"],
-                env={**os.environ, **settings},
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig), **settings},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        self._wait_ready()
 
-    def wait_ready(self) -> None:
+    def _wait_ready(self) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
             try:
@@ -170,16 +182,36 @@ class OperatorProcess:
 
 
 @pytest.fixture(scope="session")
-def operator(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
-    """The operator, running for all tests that want one beside them."""
-    process = OperatorProcess(tmp_path_factory.mktemp("operator") / "log")
-    process.wait_ready()
+def operator_kubeconfig(
+    http: httpx.Client, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A service account that may do what the operator needs, and nothing else."""
+    account = {"name": "sixfold-operator", "namespace": "default"}
+    _checked(http.post("/api/v1/namespaces/default/serviceaccounts", json={"metadata": account}))
+    rules = [
+        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+        for group, resources, verbs in OPERATOR_RULES
+    ]
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    _checked(http.post(f"{rbac}/clusterroles", json={"metadata": {"name": "sixfold"}, "rules": rules}))
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "sixfold"}
+    binding = {"metadata": {"name": "sixfold"}, "roleRef": role, "subjects": [{"kind": "ServiceAccount", **account}]}
+    _checked(http.post(f"{rbac}/clusterrolebindings", json=binding))
+    token = _checked(http.post("/api/v1/namespaces/default/serviceaccounts/sixfold-operator/token", json={"spec": {}}))
+    config = json.loads(control_plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token["status"]["token"]}
+    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def operator(operator_kubeconfig: Path) -> Iterator[OperatorProcess]:
+    """The operator, running for the tests of a module that want one beside them."""
+    process = OperatorProcess(operator_kubeconfig.parent / "log", operator_kubeconfig)
     yield process
     process.stop()
     print(process.log.read_text()[-5000:])
-
-
-NOW = "2030-01-01T00:00:00Z"
 
 
 class Scene:
@@ -333,5 +365,17 @@ def _container(name: str, state: Manifest, ready: bool = False) -> Manifest:
 
 
 @pytest.fixture
-def scene(api: Api) -> Scene:
-    return Scene(api)
+def make_scene(http: httpx.Client) -> Callable[[], Scene]:
+    """Makes scenes, each in a namespace of its own."""
+
+    def make() -> Scene:
+        name = f"test-{uuid.uuid4().hex[:8]}"
+        _checked(http.post("/api/v1/namespaces", json={"metadata": {"name": name}}))
+        return Scene(Api(http, name))
+
+    return make
+
+
+@pytest.fixture
+def scene(make_scene: Callable[[], Scene]) -> Scene:
+    return make_scene()
