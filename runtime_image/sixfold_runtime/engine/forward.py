@@ -43,7 +43,8 @@ class CausalForward:
         """
         counts = [len(row) for row in tokens]
         longest = max(counts)
-        padded = [row + [0] * (longest - len(row)) for row in tokens]
+        # Padding repeats a row's own token, so that not even a broken embedding reaches another row.
+        padded = [row + row[-1:] * (longest - len(row)) for row in tokens]
         starts = torch.tensor(cache.lengths, device=self._device)
         positions = starts[:, None] + torch.arange(longest, device=self._device)
         width = cache.begin(positions)

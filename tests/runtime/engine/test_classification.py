@@ -1,0 +1,180 @@
+"""Classification: one forward a batch, and the same scores in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sixfold_api.runtime_config import ServedModel
+from sixfold_api.scalars import Task
+from sixfold_runtime.engine.classification import ClassificationRunner
+from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.loader import LoadedModel, load
+from sixfold_runtime.engine.protocol import Classify, FinishReason
+
+NewRunner = Callable[..., ClassificationRunner]
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(2, 320, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def submit(runner: ClassificationRunner, sink: Any, **texts: list[int]) -> None:
+    for name, token_ids in texts.items():
+        runner.submit((sink, name), Classify(name, "intent", token_ids))
+
+
+def finish(runner: ClassificationRunner, sink: Any) -> int:
+    steps = 0
+    while runner.waiting:
+        sink.take(runner.step())
+        steps += 1
+    return steps
+
+
+def forwards(model: LoadedModel) -> list[tuple[int, int]]:
+    """Shapes of the forwards from now on."""
+    shapes: list[tuple[int, int]] = []
+    model.module.register_forward_pre_hook(
+        lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    return shapes
+
+
+@torch.inference_mode()
+def alone(model: LoadedModel, token_ids: list[int]) -> dict[str, float]:
+    scores = model.module(torch.tensor([token_ids])).logits[0].softmax(-1)
+    return dict(zip(model.labels, scores.tolist(), strict=True))
+
+
+TEXTS = {"a": tokens(3), "b": tokens(60, 1), "c": tokens(17, 2), "d": tokens(1, 3)}
+
+
+def check(runner: ClassificationRunner, model: LoadedModel, collector: Any) -> None:
+    submit(runner, collector, **TEXTS)
+    finish(runner, collector)
+    for name, token_ids in TEXTS.items():
+        done = collector.dones[name]
+        assert done.finish_reason == FinishReason.STOP
+        assert (done.prompt_tokens, done.completion_tokens) == (len(token_ids), 0)
+        assert {score.label: score.score for score in done.scores} == pytest.approx(alone(model, token_ids), abs=1e-5)
+        assert [score.score for score in done.scores] == sorted((score.score for score in done.scores), reverse=True)
+    assert not collector.pieces, "a classification streams nothing"
+
+
+def test_batch_and_alone_agree(new_classifier: NewRunner, classifier: LoadedModel, collector: Any) -> None:
+    check(new_classifier(prefill_tokens=1000), classifier, collector)
+
+
+def test_a_batch_is_one_forward(new_classifier: NewRunner, classifier: LoadedModel, collector: Any) -> None:
+    runner = new_classifier(prefill_tokens=1000)
+    shapes = forwards(classifier)
+    submit(runner, collector, **TEXTS)
+    assert finish(runner, collector) == 1
+    assert shapes == [(4, 60)]
+
+
+def test_batches_are_bounded_and_first_come_first_served(
+    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+) -> None:
+    runner = new_classifier(prefill_tokens=100)
+    submit(runner, collector, **TEXTS)
+    collector.take(runner.step())
+    assert sorted(collector.dones) == ["a"]
+    assert finish(runner, collector) == 2
+    assert sorted(collector.dones) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("pad_token_id", [0, None])
+def test_a_decoder_with_a_head_classifies_too(
+    pad_token_id: int | None,
+    new_classifier: NewRunner,
+    tmp_path: Path,
+    decoder_folder: Path,
+    collector: Any,
+) -> None:
+    import shutil
+
+    import transformers
+
+    torch.manual_seed(3)
+    settings = transformers.AutoConfig.from_pretrained(decoder_folder, num_labels=2, pad_token_id=pad_token_id)
+    transformers.LlamaForSequenceClassification(settings).save_pretrained(tmp_path)
+    shutil.copy(decoder_folder / "tokenizer.json", tmp_path)
+    model = load(ServedModel(name="m", task=Task.CLASSIFICATION, path=str(tmp_path)), torch.device("cpu"))
+    check(new_classifier(model, prefill_tokens=1000), model, collector)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "code"),
+    [([], "empty_prompt"), ([320], "invalid_token_ids"), ([5] * 65, "context_length_exceeded")],
+)
+def test_bad_requests_are_refused(token_ids: list[int], code: str, new_classifier: NewRunner, collector: Any) -> None:
+    runner = new_classifier()
+    with pytest.raises(RequestError) as caught:
+        submit(runner, collector, bad=token_ids)
+    assert (caught.value.status, caught.value.code) == (400, code)
+    submit(runner, collector, good=[5] * 64)
+    assert finish(runner, collector) == 1
+
+
+def test_a_full_queue_refuses_and_cancelled_texts_are_not_computed(
+    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+) -> None:
+    runner = new_classifier(max_waiting=2)
+    submit(runner, collector, a=[5], b=[6])
+    with pytest.raises(RequestError) as caught:
+        submit(runner, collector, c=[7])
+    assert (caught.value.status, caught.value.code) == (503, "engine_overloaded")
+    runner.cancel((collector, "a"))
+    runner.cancel((collector, "never"))
+    shapes = forwards(classifier)
+    finish(runner, collector)
+    assert list(collector.dones) == ["b"] and shapes == [(1, 1)]
+
+
+def test_non_finite_logits_fail_only_their_request(
+    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+) -> None:
+    embedding = classifier.module.bert.embeddings.word_embeddings.weight
+    clean = embedding[300].clone()
+    try:
+        embedding[300] = float("nan")
+        submit(runner := new_classifier(), collector, a=[5, 6], poisoned=[5, 300], b=[7])
+        finish(runner, collector)
+    finally:
+        embedding[300] = clean
+    failure = collector.dones["poisoned"].failure
+    assert failure is not None and (failure.status, failure.code) == (500, "non_finite_logits")
+    assert all(collector.dones[name].scores and collector.dones[name].failure is None for name in "ab")
+
+
+def test_a_forward_that_raises_fails_its_batch_and_nothing_later(
+    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+) -> None:
+    runner = new_classifier()
+
+    def explode(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    hook = classifier.module.register_forward_pre_hook(explode)
+    submit(runner, collector, a=[5])
+    finish(runner, collector)
+    hook.remove()
+    submit(runner, collector, b=[5])
+    finish(runner, collector)
+    assert collector.dones["a"].failure.code == "engine_error"
+    assert collector.dones["b"].scores
+
+
+def test_the_level_is_the_one_at_the_forward(new_classifier: NewRunner, config: Any, collector: Any) -> None:
+    runner = new_classifier(max_running=1)
+    submit(runner, collector, a=[5], b=[6])
+    collector.take(runner.step())
+    config.set_level(0)
+    finish(runner, collector)
+    assert (collector.dones["a"].level, collector.dones["b"].level) == (3, 0)
