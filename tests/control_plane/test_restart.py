@@ -134,36 +134,26 @@ async def test_killed_after_every_single_write(kube: Kube, http: Any, make_scene
         assert end_state(scene) == wanted, f"killed after write {number}"
 
 
-def test_a_change_that_nobody_watched_is_carried_out_after_the_restart(scene: Any, operator: Any) -> None:
-    scene.ready_policy()
-    operator.kill()
-    scene.api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 2}})
-    scene.api.delete("Service", "bot-gateway")
-    operator.start()
-    scene.wait_generation("InferencePolicy", "bot")
-    assert scene.api.get("InferencePolicy", "bot")["status"]["level"]["target"] == 2
-    scene.eventually("the Service is back", lambda: scene.api.get("Service", "bot-gateway"))
-
-
-def test_one_namespace_only(make_scene: Any, operator: Any) -> None:
-    mine, other = make_scene(), make_scene()
-    operator.stop()
-    try:
-        operator.start(SIXFOLD_WATCH_NAMESPACES=json.dumps([mine.api.namespace]))
-        for scene in (other, mine):
-            scene.claim()
-            scene.variant()
-        mine.wait("ModelVariant", "chat", "Prepared", "False", "Preparing")
-        assert "status" not in other.api.get("ModelVariant", "chat")
-    finally:
-        operator.stop()
-        operator.start()
-    other.wait("ModelVariant", "chat", "Prepared", "False", "Preparing")
-
-
 def test_the_apiserver_goes_and_comes_back(scene: Any, operator: Any, control_plane: Any) -> None:
     scene.ready_policy()
     control_plane.restart_apiserver()
     scene.api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 2}})
     scene.wait_generation("InferencePolicy", "bot")
     assert scene.api.get("InferencePolicy", "bot")["status"]["level"]["target"] == 2
+
+
+def test_what_nobody_watched_is_done_after_a_restart_and_in_the_served_namespace_only(
+    make_scene: Any, operator: Any
+) -> None:
+    scene, other = make_scene(), make_scene()
+    scene.ready_policy()
+    operator.kill()
+    scene.api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 2}})
+    scene.api.delete("Service", "bot-gateway")
+    other.policy()
+    operator.start(SIXFOLD_WATCH_NAMESPACES=json.dumps([scene.api.namespace]))
+    scene.wait_generation("InferencePolicy", "bot")
+    assert scene.api.get("InferencePolicy", "bot")["status"]["level"]["target"] == 2
+    scene.eventually("the Service is back", lambda: scene.api.get("Service", "bot-gateway"))
+    scene.replace_deleted("Service", "bot-engine")
+    assert "status" not in other.api.get("InferencePolicy", "bot")

@@ -31,13 +31,13 @@ from sixfold_operator.reconcile.children import ForeignObjectError, is_controlle
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
 from sixfold_operator.reconcile.policy_status import LEVEL_REASON, Findings, build_status, notes, workload_verdict
-from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running
+from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running, last_status
 from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 
 ASK_AGAIN_SECONDS = 10.0
 """How often pods that run but aren't ready are asked why."""
-REFUSED_RETRY_SECONDS = 30.0
+REFUSED_RETRY_SECONDS = 10.0
 
 
 @dataclass
@@ -104,7 +104,7 @@ class PolicyReconciler:
         """Sequence of the configuration in the ConfigMap (0 if it couldn't be written), and whether it is new."""
         policy, namespace = findings.policy, findings.policy["metadata"]["namespace"]
         live = self._context.cache.get("ConfigMap", namespace, config_map_name(policy["metadata"]["name"]))
-        before = InferencePolicyStatus.model_validate(policy.get("status", {}))
+        before = last_status(InferencePolicyStatus, policy)
         last = before.config.sequence if before.config else 0
         unix_ms = int(self._context.clock.now().timestamp() * 1000)
         config = next_config(findings.effective, live, last, unix_ms)
@@ -216,7 +216,7 @@ class PolicyReconciler:
     async def _write(self, findings: Findings) -> None:
         policy = findings.policy
         status = build_status(findings, self._context.clock.now())
-        before = InferencePolicyStatus.model_validate(policy.get("status", {}))
+        before = last_status(InferencePolicyStatus, policy)
         await write_status(self._context, policy, status, notes(before, status))
         target = findings.effective.config.level
         metrics.POLICY_LEVEL.labels(policy["metadata"]["namespace"], policy["metadata"]["name"]).set(target)
@@ -225,7 +225,7 @@ class PolicyReconciler:
 
     async def _write_invalid(self, policy: Manifest, error: ValidationError) -> None:
         """A stored spec that this version can't read: an older operator beside newer CRDs."""
-        before = InferencePolicyStatus.model_validate(policy.get("status", {}))
+        before = last_status(InferencePolicyStatus, policy)
         generation = policy["metadata"]["generation"]
         message = f"This operator can't read the spec; nothing is changed. {error}"[:2048]
         condition = Condition(

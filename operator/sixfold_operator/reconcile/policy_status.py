@@ -15,7 +15,7 @@ from sixfold_api.runtime_config import PodState
 from sixfold_operator.builders.common import Manifest, selector
 from sixfold_operator.builders.workload import components
 from sixfold_operator.reconcile.config_rollout import Reach
-from sixfold_operator.reconcile.rollout import Verdict, judge_deployment
+from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
 from sixfold_operator.reconcile.status_writer import Note, transition_notes
 
 LEVEL_REASON = "Spec"
@@ -52,7 +52,7 @@ def workload_verdict(findings: Findings) -> Verdict:
 
 def build_status(findings: Findings, now: datetime) -> InferencePolicyStatus:
     """The whole status; what can't be known now keeps its last value where the API says so."""
-    before = InferencePolicyStatus.model_validate(findings.policy.get("status", {}))
+    before = last_status(InferencePolicyStatus, findings.policy)
     target = findings.effective.config.level
     since = before.level.since if before.level and before.level.target == target else timestamp(now)
     level = findings.reach.level

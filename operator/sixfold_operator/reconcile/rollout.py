@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from pydantic import ValidationError
+
+from sixfold_api.base import StatusModel
 from sixfold_api.runtime_config import PodState
 from sixfold_operator.builders.common import Manifest
 
@@ -20,6 +23,9 @@ _FATAL_WAITS = {
     "InvalidImageName",
     "RunContainerError",
 }
+
+
+S = TypeVar("S", bound=StatusModel)
 
 
 class Verdict(NamedTuple):
@@ -41,6 +47,16 @@ def is_ready(pod: Manifest) -> bool:
 
 def is_running(pod: Manifest) -> bool:
     return not is_leaving(pod) and pod.get("status", {}).get("phase") == "Running"
+
+
+def last_status(model: type[S], owner: Manifest) -> S:
+    """The status that was written last. A part that this version can't read (a newer operator wrote it) is dropped."""
+    status = owner.get("status", {})
+    try:
+        return model.model_validate(status)
+    except ValidationError as error:
+        unreadable = {problem["loc"][0] for problem in error.errors()}
+        return model.model_validate({key: value for key, value in status.items() if key not in unreadable})
 
 
 def condition(manifest: Manifest, type_: str) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from sixfold_api.names import CLASSIFIER, ENGINE, claim_path
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
-from sixfold_api.variant import ModelVariantStatus
+from sixfold_api.variant import ArtifactStatus
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.reconcile.rollout import Verdict, condition
 
@@ -45,8 +45,7 @@ def resolve(
         if problem is not None or found is None:
             problems.append(problem or Verdict(False, "VariantMissing", name))
             continue
-        artifact = ModelVariantStatus.model_validate(found["status"]).artifact
-        assert artifact is not None  # _problem saw to it
+        artifact = ArtifactStatus.model_validate(found["status"]["artifact"])
         load = loads.setdefault(component, Load())
         path = claim_path(artifact.claim_name, artifact.path)
         load.models.append(ServedModel(name=name, task=task, path=path, digest=artifact.digest))

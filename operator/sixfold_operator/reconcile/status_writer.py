@@ -12,6 +12,7 @@ from sixfold_api.conditions import Condition, ConditionStatus, timestamp
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.kube import FIELD_MANAGER, ApiError
 from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.rollout import last_status
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def normal_form(status: StatusModel) -> dict[str, Any]:
 
 async def write_status(context: Context, owner: Manifest, status: StatusModel, notes: list[Note]) -> bool:
     """Write the status if it differs from the one that `owner` has, then post the notes. True if it was written."""
-    before = type(status).model_validate(owner.get("status", {}))
+    before = last_status(type(status), owner)
     wanted = normal_form(status)
     if "status" in owner and normal_form(before) == wanted:
         return False

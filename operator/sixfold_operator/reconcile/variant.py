@@ -13,11 +13,11 @@ from sixfold_operator.builders.job import claim_and_path, job_name, preparation_
 from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, controller, is_controlled_by
 from sixfold_operator.reconcile.context import Context
-from sixfold_operator.reconcile.rollout import Verdict
+from sixfold_operator.reconcile.rollout import Verdict, last_status
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 from sixfold_operator.reconcile.variant_plan import VariantPlan, plan, status_of
 
-REFUSED_RETRY_SECONDS = 30.0
+REFUSED_RETRY_SECONDS = 10.0
 
 
 async def reconcile_variant(
@@ -33,7 +33,7 @@ async def reconcile_variant(
     try:
         spec = ModelVariantSpec.model_validate(variant["spec"])
     except ValidationError as error:
-        before = ModelVariantStatus.model_validate(variant.get("status", {}))
+        before = last_status(ModelVariantStatus, variant)
         verdict = Verdict(False, "InvalidSpec", f"This operator can't read the spec; nothing is changed. {error}")
         step = VariantPlan(verdict, before.artifact, before.job_name)
     else:
@@ -60,7 +60,7 @@ async def _carry_out(context: Context, variant: Manifest, spec: ModelVariantSpec
     """Plan on what is there, and do it."""
     namespace, uid = variant["metadata"]["namespace"], variant["metadata"]["uid"]
     wanted = preparation_job(variant, spec, context.settings)
-    prepared = ModelVariantStatus.model_validate(variant.get("status", {})).artifact is not None
+    prepared = last_status(ModelVariantStatus, variant).artifact is not None
     job = None if prepared else await context.children.find(wanted)
     pods = _pods_of(context, variant, job) if job is not None else []
     claim_exists = prepared or job is not None or await _claim_exists(context, variant, spec)
@@ -95,6 +95,6 @@ async def _claim_exists(context: Context, variant: Manifest, spec: ModelVariantS
 
 async def _write(context: Context, variant: Manifest, step: VariantPlan) -> bool:
     status = status_of(step, variant, context.clock.now())
-    before = ModelVariantStatus.model_validate(variant.get("status", {}))
+    before = last_status(ModelVariantStatus, variant)
     notes = transition_notes(before.conditions, status.conditions, ("Prepared",))
     return await write_status(context, variant, status, notes)

@@ -19,7 +19,7 @@ from sixfold_api.variant import (
 )
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.job import claim_and_path, job_name
-from sixfold_operator.reconcile.rollout import Verdict, condition, one_word, pod_problem, termination
+from sixfold_operator.reconcile.rollout import Verdict, condition, last_status, one_word, pod_problem, termination
 
 CLAIM_RETRY_SECONDS = 10.0
 SUMMARY_GRACE_SECONDS = 10.0
@@ -52,7 +52,7 @@ def plan(
     `job` is the one that belongs to the spec, `pods` are its pods; `claim_exists` counts only without a Job. What
     shapes an artifact is immutable, so a recorded artifact stands for as long as the variant does.
     """
-    status = ModelVariantStatus.model_validate(variant.get("status", {}))
+    status = last_status(ModelVariantStatus, variant)
     if status.artifact is not None:
         return VariantPlan(_prepared(status.artifact), status.artifact, status.job_name)
     name = job_name(variant, spec)
@@ -73,7 +73,7 @@ def plan(
 def status_of(plan: VariantPlan, variant: Manifest, now: datetime) -> ModelVariantStatus:
     """The status that a plan leads to."""
     generation = variant["metadata"]["generation"]
-    before = ModelVariantStatus.model_validate(variant.get("status", {}))
+    before = last_status(ModelVariantStatus, variant)
     state = ConditionStatus.TRUE if plan.verdict.ok else ConditionStatus.FALSE
     conditions = [
         Condition(
