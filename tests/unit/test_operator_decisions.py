@@ -113,11 +113,8 @@ def deployment(**status: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("live", "reason"),
     [
-        (deployment(observedGeneration=2, replicas=2), "RollingOut"),
-        (
-            deployment(2, observedGeneration=1) | {"status": {"observedGeneration": 1, "availableReplicas": 2}},
-            "RollingOut",
-        ),
+        (deployment(observedGeneration=2), "RollingOut"),
+        (deployment(observedGeneration=1, availableReplicas=2), "RollingOut"),
         (None, "NotCreated"),
     ],
 )
@@ -171,7 +168,7 @@ def job(*conditions: str, reason: str = "") -> dict[str, Any]:
     entries = [{"type": type_, "status": "True", "reason": reason, "message": "m"} for type_ in conditions]
     return {
         "metadata": {"name": "chat-job", "uid": "j"},
-        "status": {"conditions": entries, "completionTime": completed},
+        "status": {"conditions": entries, "completionTime": "2030-01-01T00:00:00Z"},
     }
 
 
