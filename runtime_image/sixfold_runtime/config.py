@@ -45,10 +45,11 @@ def describe(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'document'}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in problems
-    )
+    lines = []
+    for problem in problems:
+        field = ".".join(map(str, problem["loc"]))
+        lines.append(f"{field}: " * bool(field) + problem["msg"].removeprefix("Value error, "))
+    return "; ".join(lines)
 
 
 def unknown_fields(model: BaseModel, path: str = "") -> Iterator[str]:

@@ -119,7 +119,7 @@ def _metadata(path: Path, document: dict[str, Any]) -> tuple[str, str]:
 
 def _spec(path: Path, document: dict[str, Any], model: type[Spec]) -> Spec:
     try:
-        return model.model_validate({"spec": None, **document}["spec"] or {})
+        return model.model_validate({} if document.get("spec") is None else document["spec"])
     except ValidationError as error:
         where = f"{path}: {document['kind']}/{document['metadata']['name']}"
         raise ManifestError(f"{where}: spec: {describe(error)}") from error

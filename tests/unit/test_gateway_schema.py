@@ -1,0 +1,106 @@
+"""Bodies: whatever comes is a request or an ApiError with a 400."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sixfold_runtime.gateway.errors import ApiError
+from sixfold_runtime.gateway.exchange import request_id
+from sixfold_runtime.gateway.generation import allowed_tokens
+from sixfold_runtime.gateway.pool import parse_target
+from sixfold_runtime.gateway.schema import ChatBody, ClassifyBody, CompletionBody
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+FIELDS = [
+    *("model", "messages", "prompt", "input", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"),
+    *("stop", "stream", "stream_options", "n", "tools", "logprobs", "response_format", "top_k", "user", "unknown"),
+]
+BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
+MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), JSON), max_size=3)
+
+
+def refused_politely(error: ApiError) -> bool:
+    return error.status == 400 and bool(error.message)
+
+
+@given(BODIES, st.one_of(st.none(), MESSAGES))
+def test_any_json_is_a_request_or_a_400(fields: dict[str, Any], messages: list[Any] | None) -> None:
+    body = json.dumps({"model": "m", **fields} | ({"messages": messages} if messages is not None else {})).encode()
+    try:
+        chat = ChatBody.parse(body)
+        rendered = [message.for_template(index) for index, message in enumerate(chat.messages)]
+        assert rendered
+        assert chat.sampling(5, ("x",)).max_tokens == 5
+        assert chat.asked_tokens is None or chat.asked_tokens >= 1
+    except ApiError as error:
+        assert refused_politely(error)
+    try:
+        completion = CompletionBody.parse(body)
+        assert all(completion.prompts())
+    except ApiError as error:
+        assert refused_politely(error)
+    try:
+        assert all(ClassifyBody.parse(body).inputs())
+    except ApiError as error:
+        assert refused_politely(error)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_politely(body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        ChatBody.parse(body)
+    assert refused_politely(refused.value)
+
+
+def test_stop_strings_of_request_and_model_are_joined() -> None:
+    body = CompletionBody.parse(b'{"model": "m", "prompt": "x", "stop": ["a", "\\n\\n"]}')
+    assert body.sampling(1, ("\n\n", "b")).stop == ("a", "\n\n", "b")
+    assert CompletionBody.parse(b'{"model": "m", "prompt": "x", "stop": null}').sampling(1).stop == ()
+
+
+@given(st.integers(0, 200), st.integers(1, 150), st.none() | st.integers(1, 10**9), st.none() | st.just(16))
+def test_prompt_and_answer_always_fit(prompt: int, context: int, asked: int | None, default: int | None) -> None:
+    try:
+        most = allowed_tokens(prompt, context, asked, default)
+    except ApiError as error:
+        assert error.status == 400
+        assert prompt == 0 or prompt >= context or (asked is not None and prompt + asked > context)
+    else:
+        assert most >= 1
+        assert prompt + most <= context
+        assert asked is None or most == asked
+
+
+@given(st.text(max_size=600))
+def test_request_ids(header: str) -> None:
+    made = request_id(header)
+    assert 1 <= len(made) <= 128
+    assert made.isascii()
+    assert made.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("target", "address"),
+    [
+        ("a-engine:8001", ("a-engine", 8001)),
+        ("10.0.0.1:80", ("10.0.0.1", 80)),
+        ("[fd00::1]:8001", ("fd00::1", 8001)),
+    ],
+)
+def test_targets(target: str, address: tuple[str, int]) -> None:
+    assert parse_target(target) == address
+
+
+@pytest.mark.parametrize("target", ["", "host", "host:", ":80", "host:x"])
+def test_targets_that_are_none(target: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port"):
+        parse_target(target)

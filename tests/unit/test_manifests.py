@@ -1,0 +1,177 @@
+"""Resource files: errors name file and field; serving and explaining from them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sixfold_runtime import local, manifests
+from sixfold_runtime.cli import app
+from sixfold_runtime.manifests import ManifestError
+from sixfold_runtime.settings import RuntimeSettings
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+HEAD = "apiVersion: sixfold.dev/v1alpha1\nkind: InferencePolicy\nmetadata: {name: p}\n"
+VARIANT = """
+apiVersion: sixfold.dev/v1alpha1
+kind: ModelVariant
+metadata: {name: chat}
+spec: {task: Generation, source: {uri: pvc://models/chat}}
+"""
+SPEC = "spec: {generation: {variantRef: {name: chat}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (HEAD, "at least one of spec.generation and spec.classification is needed"),
+        (HEAD + "spec: {rollbackLevel: 9}", "rollbackLevel: Input should be less than or equal to 3"),
+        (HEAD + "spec: {rolbackLevel: 1}", "rolbackLevel: Extra inputs are not permitted"),
+        (HEAD + "spec: []", "InferencePolicy/p: spec: Input should be"),
+        (HEAD + "spec: {generation: {variantRef: {name: A_B}}}", "generation.variantRef.name: String should match"),
+        (HEAD.replace("{name: p}", "{}") + SPEC, "metadata.name"),
+        (HEAD.replace("name: p", "name: 9p") + SPEC, "metadata.name"),
+        (HEAD.replace("metadata: {name: p}", "metadata: 5") + SPEC, "metadata.name"),
+        ("a: [", "not valid YAML"),
+        ("- a", "not an object but list"),
+        ("\x00", "not valid YAML"),
+        ("a: &x [*x]\n---\n5", "not an object but int"),
+    ],
+)
+def test_what_is_wrong_and_where(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(content)
+    with pytest.raises(ManifestError) as refused:
+        manifests.read([path])
+    assert str(refused.value).startswith(f"{path}: ")
+    assert said in str(refused.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="No such file"):
+        manifests.read([tmp_path / "missing.yaml"])
+
+
+def test_folders_and_other_kinds() -> None:
+    found = manifests.read([EXAMPLES])
+    assert [policy.name for policy in found.policies] == ["assistant"]
+    assert {variant.name for variant in found.variants} >= {"chat", "sentiment"}
+
+
+@pytest.mark.parametrize(
+    ("files", "claims", "said"),
+    [
+        ([HEAD + SPEC], {}, "no file has a ModelVariant chat"),
+        ([HEAD + SPEC, VARIANT], {}, "--claim models=FOLDER"),
+        ([HEAD + SPEC, VARIANT], {"models": "missing"}, "missing/chat is not a folder"),
+        ([HEAD + SPEC, VARIANT.replace("Generation", "Classification")], {"models": "."}, "task Classification"),
+        ([VARIANT], {}, "exactly one InferencePolicy"),
+        ([HEAD + SPEC, HEAD.replace("name: p", "name: q") + SPEC], {}, "the files have: p, q"),
+    ],
+)
+def test_what_cant_be_served(tmp_path: Path, files: list[str], claims: dict[str, str], said: str) -> None:
+    paths = []
+    for index, content in enumerate(files):
+        paths.append(tmp_path / f"{index}.yaml")
+        paths[-1].write_text(content)
+    folders = {claim: tmp_path / folder for claim, folder in claims.items()}
+    with pytest.raises(ManifestError) as refused:
+        local.load(paths, folders, None, RuntimeSettings())
+    assert said in str(refused.value)
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "variant.yaml").write_text(VARIANT)
+    path = tmp_path / "policy.yaml"
+    path.write_text(HEAD + SPEC)
+    return path
+
+
+def load(policy_file: Path) -> local.LocalSetup:
+    folder = policy_file.parent
+    return local.load([policy_file, folder / "variant.yaml"], {"models": folder}, None, RuntimeSettings())
+
+
+def test_an_edit_takes_effect_and_a_bad_one_doesnt(policy_file: Path) -> None:
+    config = load(policy_file).config
+    assert config.current.stable.level == 3
+    policy_file.write_text(HEAD + SPEC.replace("{gen", "{rollbackLevel: 1, gen"))
+    config.poll()
+    assert config.current.stable.level == 1
+    for bad, said in (
+        (HEAD + SPEC.replace("{gen", "{rollbackLevel: -1, gen"), "rollbackLevel"),
+        (HEAD + SPEC.replace("chat", "other"), "another variantRef needs a restart"),
+        (HEAD.replace("name: p", "name: q") + SPEC, "no InferencePolicy p"),
+        ("{", "not valid YAML"),
+    ):
+        policy_file.write_text(bad)
+        config.poll()
+        assert config.current.stable.level == 1
+        assert said in config.error
+        assert config.error.count(str(policy_file)) == 1
+    policy_file.write_text(HEAD + SPEC)
+    config.poll()
+    assert (config.current.stable.level, config.error) == (3, "")
+
+
+def test_one_process_has_the_whole_rate_limit(policy_file: Path) -> None:
+    gateway = "gateway: {replicas: 4, rateLimit: {requestsPerSecond: 8, burst: 8}, apiKeysSecretRef: {name: k}}"
+    policy_file.write_text(HEAD + SPEC.replace("{gen", "{" + gateway + ", gen"))
+    setup = load(policy_file)
+    limit = setup.config.current.stable.rate_limit
+    assert limit is not None
+    assert (limit.requests_per_second, limit.burst) == (8, 8)
+    assert "--api-keys" in setup.warnings[0]
+
+
+def test_explain_tells_who_set_what() -> None:
+    answer = CliRunner().invoke(app, ["explain", "policy", "-f", str(EXAMPLES), "--level", "2", "-o", "json"])
+    assert answer.exit_code == 0
+    explained = json.loads(answer.stdout)
+    assert explained["levels"] == {"ceiling": 3, "target": 2}
+    rows = {row["path"]: row for row in explained["provenance"]}
+    assert (rows["/rollbackLevel"]["value"], rows["/rollbackLevel"]["setBy"]) == ("2", "Level")
+    assert rows["/gateway/rateLimit/burst"]["setBy"] == "Spec"
+    assert rows["/streaming/level"]["setBy"] == "Default"
+    assert explained["modes"] == [
+        {"name": "CompressedStreaming", "state": "BelowLevel", "reason": "on from level 3; the level is 2"}
+    ]
+    table = CliRunner().invoke(app, ["explain", "policy", "assistant", "-f", str(EXAMPLES)])
+    assert table.exit_code == 0
+    assert "CompressedStreaming" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explain", "policy", "-f", "missing.yaml"], "missing.yaml: No such file"),
+        (["explain", "policy", "nobody", "-f", str(EXAMPLES)], "no InferencePolicy nobody"),
+        (["explain", "policy"], "give the policy's name"),
+        (["explain", "policy", "x", "-n", "y"], "set KUBECONFIG"),
+        (["serve"], "say --role"),
+        (["serve", "-f", str(EXAMPLES), "--claim", "models"], "expected CLAIM=FOLDER"),
+        (["serve", "-f", str(EXAMPLES)], "--claim models=FOLDER"),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent/kubeconfig")
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = CliRunner().invoke(app, arguments)
+    assert answer.exit_code != 0
+    assert said in answer.output
+    assert "Traceback" not in answer.output
+
+
+def test_the_command_line_doesnt_load_torch() -> None:
+    code = (
+        "import sys; from sixfold_runtime.cli import app; import sixfold_runtime.explain, sixfold_runtime.gateway.app;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
