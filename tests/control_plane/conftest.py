@@ -5,15 +5,18 @@ No controllers, scheduler or kubelet run here: what they would report, the tests
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from control_plane import ControlPlane, temporary_control_plane
 
 from sixfold_api.crdgen import crd
 from sixfold_api.kinds import KINDS
+from sixfold_api.runtime_config import PodState
 
 Manifest = dict[str, Any]
 IMAGE = "registry.example/sixfold-runtime:test"
@@ -362,6 +366,47 @@ def _pod(owner: Manifest, api_version: str, kind: str, name: str) -> Manifest:
 
 def _container(name: str, state: Manifest, ready: bool = False) -> Manifest:
     return {"name": name, "image": IMAGE, "imageID": "", "ready": ready, "restartCount": 0, "state": state}
+
+
+class PodReport:
+    """What a pod of the runtime answers on /state, on a loopback address of its own."""
+
+    _addresses = itertools.count(2)
+
+    def __init__(self, port: int) -> None:
+        self.address = f"127.44.0.{next(self._addresses)}"
+        self._body = b""
+        report = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200 if self.path == "/state" else 404)
+                self.send_header("Content-Length", str(len(report._body)))
+                self.end_headers()
+                self.wfile.write(report._body)
+
+            def log_message(self, *_: Any) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer((self.address, port), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def say(self, **fields: Any) -> None:
+        self._body = json.dumps(PodState(role="engine", pod=self.address, ready=True, **fields).to_dict()).encode()
+
+
+@pytest.fixture
+def pod_reports() -> Iterator[Callable[[int], PodReport]]:
+    made: list[PodReport] = []
+
+    def make(port: int) -> PodReport:
+        made.append(PodReport(port))
+        return made[-1]
+
+    yield make
+    for report in made:
+        report.server.shutdown()
+        report.server.server_close()
 
 
 @pytest.fixture

@@ -138,6 +138,47 @@ def test_a_level_reaches_config_map_and_pods_without_rolling_them(scene: Any) ->
     assert any(event["reason"] == "LevelChanged" for event in api.list("Event"))
 
 
+def test_what_pods_report_reaches_the_status(scene: Any, pod_reports: Any) -> None:
+    """Pods answer on /state with the runtime's own model; the last one to apply a sequence decides the level."""
+    scene.ready_policy()
+    api = scene.api
+    reports = {name: pod_reports(port) for name, port in (("bot-engine", 8001), ("bot-gateway", 8000))}
+    for deployment, report in reports.items():
+        report.say(sequence=1, level=3)
+        scene.pod(
+            deployment,
+            f"{deployment}-1",
+            {**scene.RUNNING, "podIP": report.address, "podIPs": [{"ip": report.address}]},
+        )
+    api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 1}})
+    scene.wait("InferencePolicy", "bot", "ConfigApplied", "False", "Waiting")
+    sequence = json.loads(api.get("ConfigMap", "bot-runtime")["data"]["config.json"])["sequence"]
+    reports["bot-engine"].say(sequence=sequence, level=1)
+    scene.eventually("one pod has it", lambda: api.get("InferencePolicy", "bot")["status"]["config"]["applied"] == 1)
+    assert api.get("InferencePolicy", "bot")["status"]["effectiveLevel"] == 3, (
+        "pods differ: the last common level stays"
+    )
+    reports["bot-gateway"].say(sequence=sequence, level=1)
+    scene.wait("InferencePolicy", "bot", "ConfigApplied", "True", "Applied")
+    status = api.get("InferencePolicy", "bot")["status"]
+    assert status["effectiveLevel"] == 1
+    assert status["config"] == {"sequence": sequence, "pods": 2, "applied": 2}
+    reports["bot-engine"].say(sequence=sequence, level=1, config_error="stable.level: Input should be less than 4")
+    api.patch("Pod", "bot-engine-1", {"metadata": {"labels": {"touched": "yes"}}})
+    seen = scene.wait("InferencePolicy", "bot", "ConfigApplied", "False", "ConfigRejected")
+    assert "Input should be less than 4" in seen["message"]
+    unsupported = {"CompressedStreaming": "the image has no zstd"}
+    reports["bot-engine"].say(sequence=sequence, level=1)
+    reports["bot-gateway"].say(sequence=sequence, level=1, unsupported=unsupported)
+    api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 3}})
+
+    def mode() -> bool:
+        (entry,) = api.get("InferencePolicy", "bot")["status"]["modes"]
+        return entry["state"] == "Unsupported" and "no zstd" in entry["reason"]
+
+    scene.eventually("the mode is reported as unsupported", mode)
+
+
 def test_children_that_are_deleted_or_edited_come_back(scene: Any) -> None:
     scene.ready_policy()
     api = scene.api
