@@ -13,7 +13,7 @@ import kopf
 from sixfold_api.names import API_VERSION, GROUP, POLICY_KIND, VARIANT_KIND
 from sixfold_operator import health
 from sixfold_operator.controller import CHILD_SELECTOR, Controller
-from sixfold_operator.kube import ApiError, Kube
+from sixfold_operator.kube import FIELD_MANAGER, ApiError, Kube
 from sixfold_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,8 @@ async def _begin(kube: Kube, controller: Controller) -> None:
 
 def run(settings: OperatorSettings) -> None:
     """Run until SIGTERM."""
+    # kopf asks for the name of the user, and a container's user may have none.
+    os.environ.setdefault("USER", FIELD_MANAGER)
     kopf.run(
         memo=kopf.Memo(settings=settings),
         standalone=True,
