@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,7 @@ def test_explain_tells_who_set_what() -> None:
 def test_mistakes_on_the_command_line(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent/kubeconfig")
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(logging.root, "handlers", [])  # `serve` sets up its own, on the stdout of the runner
     answer = CliRunner().invoke(app, arguments)
     assert answer.exit_code != 0
     assert said in answer.output
