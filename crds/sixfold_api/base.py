@@ -15,12 +15,6 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
 
-def _without_nulls(data: Any) -> Any:
-    if not isinstance(data, dict):
-        return data
-    return {key: _without_nulls(value) for key, value in data.items() if value is not None}
-
-
 @dataclass(frozen=True)
 class Rule:
     """One cross-field rule.
@@ -50,12 +44,6 @@ class ApiModel(BaseModel):
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """`engine:` without a value means an absent block, as it does for kube-apiserver."""
-        return _without_nulls(data)
-
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         for rule in self.rules:
@@ -73,6 +61,30 @@ class ApiModel(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dict in wire names; absent optionals are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _without_nulls(data: Any) -> Any:
+    """Nulls in objects go; a null in a list stays and is an error."""
+    if isinstance(data, list):
+        return [_without_nulls(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    return {key: _without_nulls(value) for key, value in data.items() if value is not None}
+
+
+class SpecModel(ApiModel):
+    """The spec of a kind, with all blocks in it."""
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """As pydantic's, but by wire names only: `rollback_level` in a file is an unknown field, as in a cluster."""
+        return super().model_validate(obj, **{"by_name": False, **options})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """`engine:` without a value means an absent block, as it does for kube-apiserver."""
+        return _without_nulls(data)
 
 
 class StatusModel(ApiModel):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from sixfold_api.base import ApiModel, Rule, StatusModel
+from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.conditions import Conditions
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
 from sixfold_api.pods import PodSettings, SecretRef, VariantRef
@@ -93,7 +93,7 @@ class StreamingSpec(ApiModel):
     """zstd level."""
 
 
-class InferencePolicySpec(ApiModel):
+class InferencePolicySpec(SpecModel):
     """One endpoint: which variants answer, on what hardware, with which cost-saving modes."""
 
     rollback_level: Annotated[int, Field(ge=0, le=MAX_LEVEL), Unquoted] = MAX_LEVEL

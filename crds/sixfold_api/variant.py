@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from sixfold_api.base import ApiModel, Rule, StatusModel
+from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.conditions import Conditions
 from sixfold_api.pods import ClaimRef, PodSettings, SecretRef
 from sixfold_api.scalars import Duration, Task, duration_seconds
@@ -54,7 +54,7 @@ class Preparation(ApiModel):
     )
 
 
-class ModelVariantSpec(ApiModel):
+class ModelVariantSpec(SpecModel):
     """What shapes the artifact can't change: make a new variant instead."""
 
     source: Source
@@ -95,7 +95,7 @@ class ModelVariantSpec(ApiModel):
 class ArtifactFacts(StatusModel):
     """What the preparation found out about the weights."""
 
-    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
     """SHA-256 over names and contents of the files that a model is made of."""
     size_bytes: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
     """Bytes of the weight files."""
@@ -109,7 +109,7 @@ class ArtifactFacts(StatusModel):
     """Longest sequence that the model takes."""
     vocabulary_tokens: Annotated[int, Field(ge=1)]
     """Size of the tokenizer's vocabulary."""
-    tokenizer_fingerprint: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    tokenizer_fingerprint: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
     """SHA-256 of the tokenizer: variants with the same one understand each other's token ids."""
     labels: Annotated[list[Annotated[str, StringConstraints(max_length=63)]], Field(max_length=256)] = []
     """Labels of a classifier, in the order of its head; cut after 256."""

@@ -121,8 +121,8 @@ def test_the_notes_say_what_works(release, kubectl) -> None:
     assert "serves the namespaces default" in notes
     (manifests,) = re.findall(r"<<EOF\n(.*?)\nEOF\n", notes, flags=re.DOTALL)
     kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/modelvariants.sixfold.dev")
-    shown = kubectl("apply", "--dry-run=server", "-f", "-", stdin=manifests)
-    assert shown.split()[::3] == ["modelvariant.sixfold.dev/chat", "inferencepolicy.sixfold.dev/assistant"]
+    shown = kubectl("apply", "--dry-run=server", "-o", "name", "-f", "-", stdin=manifests)
+    assert shown.split() == ["modelvariant.sixfold.dev/chat", "inferencepolicy.sixfold.dev/assistant"]
     assert kubectl("-n", "sixfold-system", "get", "deployment/sixfold-operator", "-o", "name")
 
 
