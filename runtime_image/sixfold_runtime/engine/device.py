@@ -52,15 +52,19 @@ def available_memory_bytes(device: torch.device) -> int:
     """Bytes that can still be taken: free device memory, else what the node and the container's limit leave."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available = _meminfo_available_bytes(_MEMINFO.read_text())
-    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(current.read_text())))
+    available = _field(_MEMINFO.read_text(), "MemAvailable:") * 1024
+    limit, current, stat = (_CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        # Like the kubelet: pages of files that nobody used lately are given back when needed.
+        working_set = int(current.read_text()) - _field(stat.read_text(), "inactive_file")
+        available = min(available, max(0, int(text) - working_set))
     return available
 
 
-def _meminfo_available_bytes(meminfo: str) -> int:
-    for line in meminfo.splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("/proc/meminfo has no MemAvailable line: a Linux kernel of 3.14 or newer is needed")
+def _field(text: str, name: str) -> int:
+    """Second word of the line that begins with `name`."""
+    for line in text.splitlines():
+        words = line.split()
+        if words and words[0] == name:
+            return int(words[1])
+    raise ValueError(f"no {name} in {text[:80]!r}: a kernel with cgroup v2 is needed")

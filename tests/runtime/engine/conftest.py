@@ -148,6 +148,11 @@ def collector() -> Collector:
     return Collector()
 
 
+@pytest.fixture(scope="session")
+def new_collector() -> Callable[[], Collector]:
+    return Collector
+
+
 @pytest.fixture
 def config() -> Config:
     return Config()

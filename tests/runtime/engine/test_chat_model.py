@@ -11,6 +11,7 @@ import torch
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
+from sixfold_runtime.engine.detokenize import Detokenizer
 from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.loader import LoadedModel, load
 from sixfold_runtime.engine.protocol import Generate, Sampling
@@ -55,3 +56,13 @@ def test_what_a_chat_needs_is_there(model: LoadedModel) -> None:
     assert model.stop_strings == ("\n\n",)
     assert model.context_tokens >= 4096
     assert model.eos_ids
+
+
+@pytest.mark.parametrize(
+    "text", ["Grüße, 你好 😀 naïve Ω", "To be, or not to be:\n\nthat is", "  two  spaces\t", "\u200d👩"]
+)
+def test_its_tokenizer_writes_any_text_piece_by_piece(model: LoadedModel, text: str) -> None:
+    tokenizer = model.tokenizer.tokenizer
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert "".join([*map(detokenizer.push, ids), detokenizer.flush()]) == text

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.generation import GenerationRunner
@@ -135,6 +137,37 @@ def test_cancelling_what_waits_or_never_was(new_runner: NewRunner, collector: An
     runner.cancel((collector, "never"))
     finish(runner, collector)
     assert list(collector.dones) == ["b"]
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_arrivals_and_cancellations_changes_no_answer(
+    data: st.DataObject, new_runner: NewRunner, new_collector: Callable[[], Any], answers: dict[int, str]
+) -> None:
+    runner, collector = new_runner(max_running=4, prefill_tokens=24), new_collector()
+    live: dict[str, int] = {}
+    for name in map(str, range(8)):
+        length = data.draw(st.sampled_from(sorted(answers)))
+        live[name] = length
+        submit(runner, collector, request(name, tokens(length, length)))
+        for _ in range(data.draw(st.integers(0, 4))):
+            collector.take(runner.step())
+        if data.draw(st.booleans()):
+            victim = data.draw(st.sampled_from(sorted(live)))
+            if victim not in collector.dones:
+                runner.cancel((collector, victim))
+                del live[victim]
+    finish(runner, collector)
+    assert collector.dones.keys() == live.keys()
+    for name, length in live.items():
+        assert collector.text(name) == answers[length]
+    assert runner.kv_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def answers(decoder: LoadedModel) -> dict[int, str]:
+    """transformers' answer to a prompt of each length."""
+    return {length: expected_text(decoder, tokens(length, length)) for length in (1, 7, 20, 31, 60)}
 
 
 def test_a_seed_decides_the_output_whoever_shares_the_batch(new_runner: NewRunner, collector: Any) -> None:
