@@ -40,7 +40,7 @@ def parse_config(content: bytes) -> RuntimeConfig:
     return RuntimeConfig.model_validate_json(content)
 
 
-def describe(error: ValueError) -> str:
+def describe(error: Exception) -> str:
     """One line for people: each field that is wrong, and why."""
     if not isinstance(error, ValidationError):
         return str(error)
@@ -112,7 +112,10 @@ class ConfigStore:
         """Follow the file until cancelled."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            self.poll()
+            try:
+                self.poll()
+            except Exception:  # a fault in a subscriber must not end the following
+                log.exception("a change of the configuration was not taken everywhere")
 
     def poll(self) -> None:
         """Look at the file now and take what is new."""
@@ -132,7 +135,7 @@ class ConfigStore:
     def _take(self, content: bytes) -> None:
         try:
             config = self._parse(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._refuse(f"{self._path}: {describe(error)}")
             return
         if config.sequence < self._current.sequence:

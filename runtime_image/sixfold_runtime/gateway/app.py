@@ -17,6 +17,7 @@ from sixfold_runtime.gateway.core import Gateway, exchange_of
 from sixfold_runtime.gateway.envelope import Envelope
 from sixfold_runtime.gateway.errors import ApiError, json_response
 from sixfold_runtime.gateway.exchange import CLIENT_CLOSED
+from sixfold_runtime.gateway.schema import documented_schemas
 from sixfold_runtime.gateway.sse import ClientLeftError
 from sixfold_runtime.settings import RuntimeSettings
 
@@ -38,12 +39,16 @@ def create_gateway_app(settings: RuntimeSettings, config: ConfigStore) -> FastAP
             with suppress(asyncio.CancelledError):
                 await task
 
-    app = FastAPI(title="Sixfold", description="OpenAI-compatible inference.", lifespan=lifespan)
+    # The document is at /openapi.json; FastAPI's page for it would load scripts from elsewhere.
+    app = FastAPI(
+        title="Sixfold", description="OpenAI-compatible inference.", lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.state.gateway = gateway
     for part in (generation, classification, listing):
         app.include_router(part.router(gateway))
     _add_probes(app, gateway)
     _add_error_handlers(app)
+    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(documented_schemas())
     app.add_middleware(Envelope, begin=gateway.begin, is_draining=lambda: gateway.draining)
     return app
 

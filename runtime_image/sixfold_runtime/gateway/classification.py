@@ -19,18 +19,14 @@ from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.merge import merge
 from sixfold_runtime.gateway.pool import Choice
 from sixfold_runtime.gateway.replies import Usage
-from sixfold_runtime.gateway.schema import ClassifyBody
+from sixfold_runtime.gateway.schema import ClassifyBody, documented
 from sixfold_runtime.gateway.sse import while_connected
-
-_SCHEMA = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ClassifyBody.model_json_schema()}}}
-}
 
 
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/classify", openapi_extra=_SCHEMA)
+    @routes.post("/v1/classify", openapi_extra=documented(ClassifyBody))
     async def classify(request: Request) -> Response:
         """Label one text or several, each in one forward pass."""
         body = ClassifyBody.parse(await gateway.admit(request, Task.CLASSIFICATION))

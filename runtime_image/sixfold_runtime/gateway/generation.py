@@ -20,7 +20,7 @@ from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.merge import merge
 from sixfold_runtime.gateway.pool import Choice
 from sixfold_runtime.gateway.replies import ChatForm, CompletionForm, Form, Usage
-from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationBody, Prompt
+from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationBody, Prompt, documented
 from sixfold_runtime.gateway.sse import DONE, EventStream, event, while_connected
 from sixfold_runtime.modes.streaming import content_encoding
 
@@ -31,7 +31,7 @@ TokenIds = Callable[[Choice], Awaitable[list[int]]]
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", openapi_extra=_documented(ChatBody))
+    @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
     async def chat(request: Request) -> Response:
         """Continue a conversation."""
         body = ChatBody.parse(await gateway.admit(request, Task.GENERATION))
@@ -42,7 +42,7 @@ def router(gateway: Gateway) -> APIRouter:
 
         return await _Generation(gateway, request, body, ChatForm(), [token_ids], chat=True).respond()
 
-    @routes.post("/v1/completions", openapi_extra=_documented(CompletionBody))
+    @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue one text or several."""
         body = CompletionBody.parse(await gateway.admit(request, Task.GENERATION))
@@ -50,10 +50,6 @@ def router(gateway: Gateway) -> APIRouter:
         return await _Generation(gateway, request, body, CompletionForm(), prompts, chat=False).respond()
 
     return routes
-
-
-def _documented(body: type[GenerationBody]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
 
 
 def _prompt_ids(prompt: Prompt) -> TokenIds:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic.json_schema import models_json_schema
 
 from sixfold_runtime.engine.protocol import Sampling
 from sixfold_runtime.gateway.errors import bad_request, from_validation
@@ -89,11 +90,28 @@ class Body(BaseModel):
         check_extra(self.model_extra, _HARMLESS)
 
 
+_REFERENCE = "#/components/schemas/{model}"
+
+
+def documented(body: type[Body]) -> dict[str, Any]:
+    """The request body of a path in the OpenAPI document; the endpoint reads the body itself."""
+    reference = {"$ref": _REFERENCE.format(model=body.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+def documented_schemas() -> dict[str, Any]:
+    """The schemas that `documented` refers to."""
+    bodies = (ChatBody, CompletionBody, ClassifyBody)
+    _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    definitions: dict[str, Any] = schema["$defs"]
+    return definitions
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
