@@ -44,6 +44,15 @@ class ApiModel(BaseModel):
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """`engine:` without a value means an absent block, as it does for kube-apiserver; unknown fields stay."""
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias for field in cls.model_fields.values()}
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         for rule in self.rules:
@@ -63,15 +72,6 @@ class ApiModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _without_nulls(data: Any) -> Any:
-    """Nulls in objects go; a null in a list stays and is an error."""
-    if isinstance(data, list):
-        return [_without_nulls(item) for item in data]
-    if not isinstance(data, dict):
-        return data
-    return {key: _without_nulls(value) for key, value in data.items() if value is not None}
-
-
 class SpecModel(ApiModel):
     """The spec of a kind, with all blocks in it."""
 
@@ -79,12 +79,6 @@ class SpecModel(ApiModel):
     def model_validate(cls, obj: Any, **options: Any) -> Self:
         """As pydantic's, but by wire names only: `rollback_level` in a file is an unknown field, as in a cluster."""
         return super().model_validate(obj, **{"by_name": False, **options})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """`engine:` without a value means an absent block, as it does for kube-apiserver."""
-        return _without_nulls(data)
 
 
 class StatusModel(ApiModel):

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from sixfold_api.base import ApiModel, Rule
-from sixfold_api.scalars import LabelKey, LabelValue, ObjectName, OurName, Quantity, Unquoted
+from sixfold_api.scalars import DropNulls, LabelKey, LabelValue, ObjectName, OurName, Quantity, Unquoted
 
 
 class VariantRef(ApiModel):
@@ -70,7 +70,7 @@ class Toleration(ApiModel):
     )
 
 
-ResourceMap = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
+ResourceMap = Annotated[dict[LabelKey, Quantity], Field(max_length=16), DropNulls]
 
 
 class Resources(ApiModel):
@@ -87,7 +87,7 @@ class PodSettings(ApiModel):
 
     resources: Resources | None = None
     """Requests and limits of the main container."""
-    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] | None = None
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32), DropNulls] | None = None
     """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=32)] | None = None
     """Taints that the pods tolerate."""

@@ -23,6 +23,14 @@ def _no_text(value: Any) -> Any:
 Unquoted = BeforeValidator(_no_text)
 """Behind the bounds of a whole number: takes no text and no boolean for one, as kube-apiserver does."""
 
+
+def _without_nulls(value: Any) -> Any:
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+DropNulls = BeforeValidator(_without_nulls)
+"""Behind the bounds of a map: an entry without a value is no entry, as for kube-apiserver."""
+
 _DURATION_PATTERN = r"^([0-9]{1,6}(ms|s|m|h))+$"
 _DURATION_PART = re.compile(r"([0-9]+)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -82,6 +82,8 @@ FEW = settings(
 @FEW
 @given(spec=values(structural(POLICY.spec)))
 @example(spec={"generation": {"variantRef": {"name": "chat"}}, "engine": None})
+@example(spec={"generation": {"variantRef": {"name": "chat"}}, "noSuchField": None})
+@example(spec={"generation": {"variantRef": {"name": "chat"}}, "rollback_level": 2})
 def test_policies(api, spec: Any) -> None:
     agree(api, POLICY, spec)
 
