@@ -11,7 +11,7 @@ from typing import Any
 
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Chunk
-from sixfold_runtime.gateway.metrics import GatewayMetrics
+from sixfold_runtime.gateway.metrics import GatewayMetrics, RequestLabels
 from sixfold_runtime.logs import rfc3339
 
 log = logging.getLogger("sixfold.requests")
@@ -52,8 +52,8 @@ class Exchange:
     client_left: bool = False
 
     @property
-    def labels(self) -> dict[str, str]:
-        return {"variant": self.model, "task": self.task or "", "level": str(self.level), "arm": self.arm}
+    def labels(self) -> RequestLabels:
+        return RequestLabels(self.model, self.task or "", str(self.level), self.arm)
 
     def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
         """Take the times of a chunk; `last_seconds` is when the tokens before came. Returns the new one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
@@ -11,10 +12,22 @@ from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.gateway.pool import Pool
 from sixfold_runtime.settings import RuntimeSettings
 
-_REQUEST = ("namespace", "policy", "variant", "task", "level", "arm")
+_POLICY = ("namespace", "policy")
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _FIRST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class RequestLabels(NamedTuple):
+    """What every metric of a request is labelled with, beside the policy."""
+
+    variant: str
+    task: str
+    level: str
+    arm: str
+
+
+_REQUEST = (*_POLICY, *RequestLabels._fields)
 
 
 class GatewayMetrics:
@@ -22,7 +35,7 @@ class GatewayMetrics:
 
     def __init__(self, settings: RuntimeSettings, config: ConfigStore, pool: Pool) -> None:
         self.registry = CollectorRegistry()
-        self._where = {"namespace": settings.namespace, "policy": settings.policy}
+        self._where = (settings.namespace, settings.policy)
         ProcessCollector(registry=self.registry)
         self.registry.register(_Gauges(self._where, config, pool))
         self._requests = Counter(
@@ -37,46 +50,47 @@ class GatewayMetrics:
         self._request = self._histogram(
             "sixfold_request_seconds", "From the request's arrival to the end of the answer.", _REQUEST_SECONDS
         )
-        self._stream_bytes = Counter(
+        stream_bytes = Counter(
             "sixfold_stream_bytes",
             "Bytes of streamed answers before (raw) and after (sent) compression.",
-            ("namespace", "policy", "kind"),
+            (*_POLICY, "kind"),
             registry=self.registry,
         )
+        self._raw_bytes, self._sent_bytes = (stream_bytes.labels(*self._where, kind) for kind in ("raw", "sent"))
         self._rate_limited = Counter(
-            "sixfold_rate_limited", "Requests over a key's rate.", ("namespace", "policy"), registry=self.registry
-        )
+            "sixfold_rate_limited", "Requests over a key's rate.", _POLICY, registry=self.registry
+        ).labels(*self._where)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _REQUEST, buckets=buckets, registry=self.registry)
 
-    def request(self, labels: dict[str, str], outcome: str, seconds: float) -> None:
+    def request(self, labels: RequestLabels, outcome: str, seconds: float) -> None:
         """One request ended. Refused ones don't count into the latency: they would make it look better."""
-        self._requests.labels(**self._where, **labels, outcome=outcome).inc()
+        self._requests.labels(*self._where, *labels, outcome).inc()
         if outcome == "ok":
-            self._request.labels(**self._where, **labels).observe(seconds)
+            self._request.labels(*self._where, *labels).observe(seconds)
 
-    def first_token(self, labels: dict[str, str], seconds: float) -> None:
-        self._first_token.labels(**self._where, **labels).observe(seconds)
+    def first_token(self, labels: RequestLabels, seconds: float) -> None:
+        self._first_token.labels(*self._where, *labels).observe(seconds)
 
-    def next_tokens(self, labels: dict[str, str], tokens: int, seconds: float) -> None:
+    def next_tokens(self, labels: RequestLabels, tokens: int, seconds: float) -> None:
         """`tokens` came together, `seconds` after the ones before."""
-        histogram = self._next_token.labels(**self._where, **labels)
+        histogram = self._next_token.labels(*self._where, *labels)
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
     def stream_bytes(self, raw: int, sent: int) -> None:
-        self._stream_bytes.labels(**self._where, kind="raw").inc(raw)
-        self._stream_bytes.labels(**self._where, kind="sent").inc(sent)
+        self._raw_bytes.inc(raw)
+        self._sent_bytes.inc(sent)
 
     def rate_limited(self) -> None:
-        self._rate_limited.labels(**self._where).inc()
+        self._rate_limited.inc()
 
 
 class _Gauges:
     """Values that are read when someone asks."""
 
-    def __init__(self, where: dict[str, str], config: ConfigStore, pool: Pool) -> None:
+    def __init__(self, where: tuple[str, str], config: ConfigStore, pool: Pool) -> None:
         self._where = where
         self._config = config
         self._pool = pool
@@ -90,6 +104,6 @@ class _Gauges:
             ("sixfold_gateway_engines_connected", "Engine pods with a connection.", self._pool.connected),
             ("sixfold_gateway_engines_ready", "Connected engine pods that take requests.", self._pool.ready),
         ):
-            family = GaugeMetricFamily(name, text, labels=list(self._where))
-            family.add_metric(list(self._where.values()), value)
+            family = GaugeMetricFamily(name, text, labels=_POLICY)
+            family.add_metric(self._where, value)
             yield family
