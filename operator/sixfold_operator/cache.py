@@ -6,7 +6,7 @@ Text takes a fifth of the memory of dicts, and a caller who changes what it got 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 Manifest = dict[str, Any]
@@ -22,6 +22,8 @@ class _Entry(NamedTuple):
     version: int
     tags: frozenset[str]
     text: bytes
+    hides_news: bool
+    """A write of ours brought along somebody else's change, whose own event will look old."""
 
 
 def no_tags(_: Manifest) -> Iterable[str]:
@@ -36,21 +38,33 @@ class Cache:
         self._kinds: dict[str, dict[Place, _Entry]] = {}
         self._index: dict[tuple[str, str, str], set[str]] = {}
 
-    def put(self, manifest: Manifest) -> bool:
-        """Remember an object that the API returned. False if the same or a newer version was known."""
+    def put(self, manifest: Manifest, written: Collection[str] = ()) -> bool:
+        """Remember an object that the API returned. True if it is news: nobody has acted on what it says.
+
+        The answer to a write of ours names the top-level parts that we wrote. It is no news itself, but it may
+        carry what somebody else changed just before; then the next event about the object counts as news,
+        although its version is known.
+        """
         kind, place = manifest["kind"], _place(manifest)
         metadata = manifest["metadata"]
         old = self._kinds.get(kind, {}).get(place)
         version = int(metadata["resourceVersion"])
         if old is not None and old.version >= version:
+            if old.hides_news and not written:
+                self._kinds[kind][place] = old._replace(hides_news=False)
+                return True
             return False
         self._drop(kind, place)
         trimmed = _trim(manifest)
-        entry = _Entry(metadata["uid"], version, frozenset(self._tags(trimmed)), json.dumps(trimmed).encode())
+        hides_news = bool(written) and (
+            old is None or old.hides_news or _rest(json.loads(old.text), written) != _rest(trimmed, written)
+        )
+        tags = frozenset(self._tags(trimmed))
+        entry = _Entry(metadata["uid"], version, tags, json.dumps(trimmed).encode(), hides_news)
         self._kinds.setdefault(kind, {})[place] = entry
         for tag in entry.tags:
             self._index.setdefault((kind, place[0], tag), set()).add(place[1])
-        return True
+        return not written
 
     def remove(self, manifest: Manifest) -> bool:
         """Forget an object that was deleted. False if it wasn't known, or another one has its name now."""
@@ -100,6 +114,14 @@ class Cache:
 
 def _place(manifest: Manifest) -> Place:
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _rest(manifest: Manifest, written: Collection[str]) -> Manifest:
+    """What is left of an object without the parts that we wrote and the marks that every write changes."""
+    rest = {key: value for key, value in manifest.items() if key not in written}
+    if "metadata" in rest:
+        rest["metadata"] = {key: value for key, value in rest["metadata"].items() if key != "resourceVersion"}
+    return rest
 
 
 def _trim(manifest: Manifest) -> Manifest:

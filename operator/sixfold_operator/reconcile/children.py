@@ -123,7 +123,7 @@ class Children:
 
     def _remember(self, result: Manifest, wanted: Manifest) -> None:
         """Where something in the cluster changes what was applied (a webhook), don't fight it for ever."""
-        self._cache.put(result)
+        self._cache.put(result, written=("metadata", "spec", "data"))
         if has_drifted(result, wanted):
             self._settled[_place(result)] = _state(result, wanted)
         else:

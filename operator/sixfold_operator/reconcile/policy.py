@@ -134,7 +134,8 @@ class PolicyReconciler:
         async def one(pod: str, value: str) -> None:
             annotations = {SEQUENCE_ANNOTATION: value}
             try:
-                self._context.cache.put(await self._context.kube.annotate("Pod", namespace, pod, annotations))
+                answer = await self._context.kube.annotate("Pod", namespace, pod, annotations)
+                self._context.cache.put(answer, written=("metadata",))
             except ApiError as error:
                 if error.status != 404:
                     raise

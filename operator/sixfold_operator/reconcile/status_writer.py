@@ -64,7 +64,7 @@ async def write_status(context: Context, owner: Manifest, status: StatusModel, n
         "status": wanted,
     }
     try:
-        context.cache.put(await context.kube.apply_status(manifest))
+        context.cache.put(await context.kube.apply_status(manifest), written=("status",))
     except ApiError as error:
         if error.status == 404:
             return False
