@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -120,12 +121,13 @@ def _fetch(name: str, namespace: str | None, context: str | None) -> tuple[str, 
     from urllib3.exceptions import HTTPError
 
     client, config = cast(Any, kubernetes.client), cast(Any, kubernetes.config)
+    kubeconfig = os.environ.get("KUBECONFIG") or None  # the package itself reads it once, when imported
     try:
         if namespace is None:
-            contexts, active = config.list_kube_config_contexts()
+            contexts, active = config.list_kube_config_contexts(kubeconfig)
             chosen = next((entry for entry in contexts if entry["name"] == context), active)
             namespace = str(chosen["context"].get("namespace", "default"))
-        config.load_kube_config(context=context)
+        config.load_kube_config(kubeconfig, context=context)
         api = client.CustomObjectsApi()
         found = api.get_namespaced_custom_object(GROUP, VERSION, namespace, POLICY_PLURAL, name, _request_timeout=10)
         return namespace, cast(dict[str, Any], found)
