@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from sixfold_runtime.engine.errors import RequestError
-from sixfold_runtime.engine.loader import LoadedModel
+from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 from sixfold_runtime.engine.metrics import CLASSIFY, ModelMetrics
 from sixfold_runtime.engine.protocol import Classify, Done, FinishReason, LabelScore
 from sixfold_runtime.engine.scheduler import Limits
@@ -63,9 +63,9 @@ class ClassificationRunner:
         self.kv_bytes = 0
 
     def warm_up(self, kv_budget_bytes: int) -> None:
-        """Run a first forward. Raises RequestError if the model computes no finite logits."""
+        """Run a first forward. Raises ModelLoadError if the model computes no finite logits."""
         if not bool(torch.isfinite(self._logits([[0, 0]])).all()):
-            raise non_finite()
+            raise broken_weights(self._model)
 
     @property
     def context_tokens(self) -> int:

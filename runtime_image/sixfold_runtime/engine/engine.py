@@ -7,18 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
-from sixfold_api.runtime_config import ModelState, ServedModel
+from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.classification import ClassificationRunner
-from sixfold_runtime.engine.device import available_memory_bytes, choose_device, set_threads
+from sixfold_runtime.engine.device import choose_device, set_threads
 from sixfold_runtime.engine.errors import ModelLoadError, RequestError
-from sixfold_runtime.engine.generation import GenerationRunner
-from sixfold_runtime.engine.loader import LoadedModel, load
 from sixfold_runtime.engine.metrics import EngineMetrics
+from sixfold_runtime.engine.model import EngineModel
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, failed
@@ -26,27 +22,6 @@ from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 10.0
-_DEFAULT_LIMITS = {
-    "cuda": Limits(max_running=128, prefill_tokens=1024),
-    "cpu": Limits(max_running=32, prefill_tokens=256),
-}
-"""A prefill piece holds up running streams for its length, so a slow device takes smaller ones."""
-_KV_SHARE = {"cuda": 0.8, "cpu": 0.5}
-"""Of the memory that the weights leave, for the KV caches of all models together."""
-
-
-@dataclass
-class EngineModel:
-    """A model of the engine. Fields are replaced by the engine's thread and read by any."""
-
-    served: ServedModel
-    loaded: LoadedModel | None = None
-    runner: Runner | None = None
-    error: str = ""
-
-    @property
-    def state(self) -> ModelState:
-        return ModelState(name=self.served.name, task=self.served.task, ready=self.runner is not None, error=self.error)
 
 
 @dataclass(frozen=True)
@@ -216,27 +191,17 @@ class Engine:
                 model.error = str(error)
             self._on_models()
             return
+        generating = sum(model.served.task == Task.GENERATION for model in self.models.values())
         for model in self.models.values():
             try:
-                self._load_model(model, device)
-            except (ModelLoadError, RequestError) as error:
+                model.load(device, generating, self._limits, self._config, self._metrics)
+            except ModelLoadError as error:
                 model.error = str(error)
                 log.error("model %s: %s", model.served.name, error)
             except Exception as error:  # whatever a foreign model's code raises: the others still load
                 model.error = f"{type(error).__name__}: {error}"
                 log.exception("model %s failed to load", model.served.name)
             self._on_models()
-
-    def _load_model(self, model: EngineModel, device: torch.device) -> None:
-        loaded = load(model.served, device)
-        metrics = self._metrics.of(model.served.name)
-        make = GenerationRunner if model.served.task == Task.GENERATION else ClassificationRunner
-        runner: Runner = make(loaded, self._limits or _DEFAULT_LIMITS[device.type], self._config, metrics)
-        models = sum(entry.served.task == Task.GENERATION for entry in self.models.values())
-        runner.warm_up(int(available_memory_bytes(device) * _KV_SHARE[device.type] / max(1, models)))
-        metrics.loaded(loaded.load_seconds, loaded.weight_bytes)
-        metrics.watch(lambda: runner.running, lambda: runner.waiting, lambda: runner.kv_bytes)
-        model.loaded, model.runner = replace(loaded, context_tokens=runner.context_tokens), runner
 
     def _obey(self) -> bool:
         """Do what was asked for; waits while there is nothing to compute. False when asked to stop."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.errors import ModelLoadError, RequestError
 from sixfold_runtime.engine.forward import CausalForward
 from sixfold_runtime.engine.kv_cache import RaggedCache
-from sixfold_runtime.engine.loader import LoadedModel
+from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 from sixfold_runtime.engine.metrics import DECODE, PREFILL, ModelMetrics
 from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
 from sixfold_runtime.engine.sampler import Sampler, sample
@@ -75,12 +75,12 @@ class GenerationRunner:
         """Run a first forward, and derive from it how many tokens the KV cache may hold.
 
         Raises:
-            RequestError: the model computes no finite logits, or not even one token's KV fits.
+            ModelLoadError: the model computes no finite logits, or there is no memory for a KV cache.
         """
         cache = RaggedCache([0])
         logits = self._forward([[0, 0]], cache)
         if not bool(torch.isfinite(logits).all()):
-            raise non_finite()
+            raise broken_weights(self._model)
         kv_tokens = kv_budget_bytes // max(1, cache.bytes_per_token)
         if kv_tokens < self._context_tokens:
             log.warning(
@@ -89,7 +89,9 @@ class GenerationRunner:
             )  # fmt: skip
             self._context_tokens = kv_tokens
         if kv_tokens < 2:
-            raise RequestError(500, "out_of_memory", f"no memory for a KV cache: {kv_budget_bytes} bytes are left")
+            raise ModelLoadError(
+                f"{self._model.served.path}: no memory for a KV cache, {kv_budget_bytes} bytes are left"
+            )
         self._scheduler = Scheduler(replace(self._scheduler.limits, kv_tokens=kv_tokens))
 
     @property

@@ -111,6 +111,13 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
     return model
 
 
+def broken_weights(model: LoadedModel) -> ModelLoadError:
+    return ModelLoadError(
+        f"{model.served.path}: the first forward gave NaN or infinite values: the weights are damaged, "
+        f"or too large for {model.dtype}"
+    )
+
+
 def check_architecture(config: dict[str, Any], task: Task, folder: Path) -> None:
     """Refuse a model that was made for another task, before its weights are read.
 

@@ -42,7 +42,7 @@ class Runner(Protocol):
     def kv_bytes(self) -> int: ...
 
     def warm_up(self, kv_budget_bytes: int) -> None:
-        """Run a first forward. Raises RequestError if the model can't answer."""
+        """Run a first forward. Raises ModelLoadError if the model can't answer."""
 
     def submit(self, key: Key, request: Any) -> None:
         """Queue a Generate or a Classify, whichever the runner is for. Raises RequestError; then nothing was queued."""

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.errors import ModelLoadError, RequestError
 from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.protocol import FinishReason, Generate, Sampling
@@ -277,7 +277,7 @@ def test_too_little_memory_cuts_the_context(new_runner: NewRunner, decoder: Load
     assert runner.context_tokens == 100
     with pytest.raises(RequestError, match="the context of 100 allows 99"):
         submit(runner, collector, request("a", tokens(100)))
-    with pytest.raises(RequestError, match="no memory for a KV cache"):
+    with pytest.raises(ModelLoadError, match="no memory for a KV cache"):
         runner.warm_up(384)
 
 
