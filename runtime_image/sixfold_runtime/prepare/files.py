@@ -13,6 +13,8 @@ from sixfold_runtime.prepare.sources import require_inside
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 REPORT = "prepare-report.json"
@@ -22,8 +24,8 @@ _BESIDE_WEIGHTS = frozenset(
     {
         CONFIG,
         TOKENIZER,
-        "generation_config.json",
-        "tokenizer_config.json",
+        TOKENIZER_CONFIG,
+        GENERATION_CONFIG,
         "special_tokens_map.json",
         "added_tokens.json",
         "chat_template.jinja",

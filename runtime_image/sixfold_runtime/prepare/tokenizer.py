@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import CONFIG, TOKENIZER, read_json
+from sixfold_runtime.prepare.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_json
 
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _ENDLESS = 10**9
 """transformers writes 1e30 for a tokenizer without a limit."""
 
@@ -53,19 +53,24 @@ def read_tokenizer(folder: Path, embedding_rows: int, config: Any) -> TokenizerF
             f"{TOKENIZER} goes up to token id {max(ids)}, the model's embedding has {embedding_rows} rows: "
             "it belongs to another model",
         )
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        for token in _ids(getattr(config, name, None)):
-            if token not in ids:
-                raise PreparationError(
-                    Reason.TOKENIZER_MISMATCH,
-                    f"{CONFIG} says {name} {token}, and {TOKENIZER} has no such token: it belongs to another model",
-                )
+    for file, name, token in _special_ids(folder, config):
+        if token not in ids:
+            raise PreparationError(
+                Reason.TOKENIZER_MISMATCH,
+                f"{file} says {name} {token}, and {TOKENIZER} has no such token: it belongs to another model",
+            )
     return TokenizerFacts(_fingerprint(content), len(ids), _limit_tokens(folder))
 
 
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int) and item >= 0]
+def _special_ids(folder: Path, config: Any) -> Iterator[tuple[str, str, int]]:
+    """(file, field, token id) of the tokens that begin, end and pad a sequence."""
+    path = folder / GENERATION_CONFIG
+    generation = read_json(path) if path.is_file() else {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for file, value in ((CONFIG, getattr(config, name, None)), (GENERATION_CONFIG, generation.get(name))):
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, int) and item >= 0:
+                    yield file, name, item
 
 
 def _fingerprint(content: dict[str, Any]) -> str:
@@ -75,7 +80,7 @@ def _fingerprint(content: dict[str, Any]) -> str:
 
 
 def _limit_tokens(folder: Path) -> int | None:
-    path = folder / _TOKENIZER_CONFIG
+    path = folder / TOKENIZER_CONFIG
     if not path.is_file():
         return None
     limit = read_json(path, Reason.TOKENIZER_MISMATCH).get("model_max_length")

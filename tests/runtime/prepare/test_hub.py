@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import transformers
 
 ARTIFACT = ("--artifact-claim", "models", "--artifact-path", "chat")
 
@@ -101,6 +102,17 @@ def test_weights_that_changed_after_the_fetch_are_fetched_anew(hub, fetch, claim
     assert failure.reason == "CorruptWeights"
     assert "model.safetensors is not what the hub published" in failure.message
     assert fetch().facts == first
+
+
+def test_sharded_weights_are_fetched_whole(hub, fetch, repository):
+    model = transformers.AutoModelForCausalLM.from_pretrained(repository)
+    (repository / "model.safetensors").unlink()
+    model.save_pretrained(repository, max_shard_size="8KB")
+    facts = fetch().facts
+    shards = {path.name for path in repository.glob("model-*.safetensors")}
+    assert len(shards) > 1
+    assert {*shards, "model.safetensors.index.json"} <= set(hub.downloads)
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

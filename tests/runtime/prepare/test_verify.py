@@ -232,6 +232,21 @@ SPOILED = {
         "tokenizer.json is no tokenizer",
     ),
     "tokenizer of a larger model": (other_tokenizer, "TokenizerMismatch", "up to token id 89"),
+    "generation ends with a token that is not there": (
+        lambda f: edit_json(f / "generation_config.json", eos_token_id=[2, 61]),
+        "TokenizerMismatch",
+        "generation_config.json says eos_token_id 61",
+    ),
+    "generation config is no JSON": (
+        lambda f: (f / "generation_config.json").write_text("{"),
+        "InvalidConfig",
+        "generation_config.json is no JSON",
+    ),
+    "tokenizer config is no JSON": (
+        lambda f: (f / "tokenizer_config.json").write_text("?"),
+        "TokenizerMismatch",
+        "tokenizer_config.json is no JSON",
+    ),
     "tokenizer of a smaller model": (smaller_tokenizer, "TokenizerMismatch", "eos_token_id 2"),
 }
 
