@@ -66,8 +66,12 @@ class LevelMeter:
         return Move(level, time.monotonic() - started, len(pods))
 
     def _level(self, pod: tuple[str, int]) -> int:
+        """The level that a pod reports; -1 where it doesn't answer."""
         name, port = pod
-        answer = self._core.connect_get_namespaced_pod_proxy_with_path(
-            f"{name}:{port}", self._namespace, "state", _preload_content=False
-        )
+        try:
+            answer = self._core.connect_get_namespaced_pod_proxy_with_path(
+                f"{name}:{port}", self._namespace, "state", _preload_content=False
+            )
+        except kubernetes.client.ApiException:
+            return -1
         return int(json.loads(answer.data)["level"])
