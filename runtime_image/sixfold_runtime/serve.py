@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import prometheus_client
 import uvicorn
 from fastapi import FastAPI
 
@@ -66,6 +67,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(settings: RuntimeSettings, role: Role, config: ConfigStore) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once. Raises ServeError."""
+    # They are a second series for each counter, which nobody reads.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     parts = []
     if role is Role.ALL:
         listener = listen("127.0.0.1", 0)
