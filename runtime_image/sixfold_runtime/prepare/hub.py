@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,19 +146,16 @@ def _swap(partial: Path, target: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-class _explained:  # noqa: N801 - reads as a verb in a with statement
+@contextmanager
+def _explained(hub: Hub, source: HubSource) -> Iterator[None]:
     """Turns the hub's errors into PreparationErrors."""
-
-    def __init__(self, hub: Hub, source: HubSource) -> None:
-        self._hub, self._source = hub, source
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception):
-            failure = explain(error, self._hub, self._source)
-            if failure is not None:
-                raise failure from error
+    try:
+        yield
+    except Exception as error:
+        failure = explain(error, hub, source)
+        if failure is None:
+            raise
+        raise failure from error
 
 
 def explain(error: Exception, hub: Hub, source: HubSource) -> PreparationError | None:
