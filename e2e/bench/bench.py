@@ -1,0 +1,36 @@
+"""`make bench B=<name>`: run a benchmark, print what it measured, and as the last line one JSON object.
+
+Each sibling module named in BENCHES has `run(quick: bool) -> dict`, with at least `ratio` (product over peer, more is
+better) and `goal`. The exit code is 0 if it ran, whether or not the goal holds. QUICK=1 takes about a minute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+BENCHES = {
+    "decode": "16 concurrent requests of mixed lengths: the engine over transformers' generate() in static batches",
+    "levels": "a level change to every pod: poked kubelets over kubelets left to their own period (needs a cluster)",
+}
+
+
+def main() -> int:
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in BENCHES:
+        print(f"usage: make bench B=<name>{f'; there is no {name!r}' if name else ''}", file=sys.stderr)
+        for known, what in BENCHES.items():
+            print(f"  {known:<8} {what}", file=sys.stderr)
+        return 2
+    result = importlib.import_module(f"bench_{name}").run(quick=bool(os.environ.get("QUICK")))
+    print(json.dumps({"name": name, **result, "holds": result["ratio"] >= result["goal"]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
