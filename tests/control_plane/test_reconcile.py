@@ -138,6 +138,16 @@ def test_a_level_reaches_config_map_and_pods_without_rolling_them(scene: Any) ->
     assert any(event["reason"] == "LevelChanged" for event in api.list("Event"))
 
 
+def test_changes_that_cross_a_reconcile_are_never_lost(scene: Any) -> None:
+    """Patches land while statuses are being written; each time the last one wins."""
+    scene.ready_policy()
+    for _ in range(8):
+        for level in (0, 3, 1, 2):
+            scene.api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": level}})
+        scene.wait_generation("InferencePolicy", "bot")
+        assert scene.api.get("InferencePolicy", "bot")["status"]["level"]["target"] == 2
+
+
 def test_what_pods_report_reaches_the_status(scene: Any, pod_reports: Any) -> None:
     """Pods answer on /state with the runtime's own model; the last one to apply a sequence decides the level."""
     scene.ready_policy()
