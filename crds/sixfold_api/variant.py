@@ -14,6 +14,8 @@ from sixfold_api.scalars import Duration, Task, duration_seconds
 
 HUB_SCHEME = "hf://"
 CLAIM_SCHEME = "pvc://"
+PERMANENT_FAILURE_EXIT_CODE = 2
+"""How `sixfold prepare` ends when another try would find the same; 1 when it might not."""
 URI_PATTERN = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+)$"

@@ -15,6 +15,8 @@ class OperatorSettings(BaseSettings):
     """Image of gateways, engines and preparation Jobs."""
     runtime_image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     """imagePullPolicy of those pods."""
+    hub_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = ""
+    """Address of the hub that hf:// sources are fetched from; empty takes the public one."""
     watch_namespaces: list[str] = []
     """Namespaces to serve, as a JSON list; empty serves all."""
     resync_seconds: Annotated[float, Field(gt=0)] = 300.0

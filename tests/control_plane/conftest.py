@@ -31,6 +31,7 @@ from control_plane import ControlPlane, temporary_control_plane
 from sixfold_api.crdgen import crd
 from sixfold_api.kinds import KINDS
 from sixfold_api.runtime_config import PodState
+from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE
 
 Manifest = dict[str, Any]
 IMAGE = "registry.example/sixfold-runtime:test"
@@ -266,18 +267,23 @@ class Scene:
         return first
 
     def finish_job(self, variant: str = "chat", summary: Manifest | None = None, ok: bool = True) -> Manifest:
-        """What Job controller and kubelet report when the Job's pod ends, `summary` being its termination message."""
+        """What Job controller and kubelet report when the Job's pod ends, `summary` being its termination message.
+
+        A failure with a summary is one that another try wouldn't heal, one without is a pod that never got so far.
+        """
         job = self.job(variant)
         if summary is not None:
-            self.job_pod(job, summary, 0 if ok else 1)
+            self.job_pod(job, summary, 0 if ok else PERMANENT_FAILURE_EXIT_CODE)
         now = {"lastTransitionTime": NOW, "lastProbeTime": NOW}
         if ok:
             conditions = [{"type": type_, "status": "True", **now} for type_ in ("SuccessCriteriaMet", "Complete")]
             status = {"startTime": NOW, "completionTime": NOW, "succeeded": 1, "conditions": conditions}
         else:
             reason = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+            if summary is not None:
+                reason = {"reason": "PodFailurePolicy", "message": "Container prepare failed with exit code 2"}
             conditions = [{"type": type_, "status": "True", **now, **reason} for type_ in ("FailureTarget", "Failed")]
-            status = {"startTime": NOW, "failed": 3, "conditions": conditions}
+            status = {"startTime": NOW, "failed": 3 if summary is None else 1, "conditions": conditions}
         self.api.set_status("Job", job["metadata"]["name"], status)
         return job
 

@@ -52,13 +52,15 @@ def test_the_crds_can_be_left_out_or_let_go(render) -> None:
 def test_the_operator_understands_its_environment(render, monkeypatch: pytest.MonkeyPatch) -> None:
     values = ["--set=watchNamespaces={team-a,team-b}", "--set=operator.logLevel=DEBUG", "--set=operator.workers=3"]
     images = ["--set=image.runtime.repository=example.com/runtime", "--set=image.runtime.tag=v2"]
-    for entry in container(render(*values, *images, "--set=image.runtime.pullPolicy=Always"))["env"]:
+    values += ["--set=image.runtime.pullPolicy=Always", "--set=hub.endpoint=https://hub.example.com/hf"]
+    for entry in container(render(*values, *images))["env"]:
         monkeypatch.setenv(entry["name"], entry["value"])
         if entry["name"].startswith("SIXFOLD_"):
             assert entry["name"].removeprefix("SIXFOLD_").lower() in OperatorSettings.model_fields
     settings = OperatorSettings()
     assert settings.runtime_image == "example.com/runtime:v2"
     assert settings.runtime_image_pull_policy == "Always"
+    assert settings.hub_endpoint == "https://hub.example.com/hf"
     assert settings.watch_namespaces == ["team-a", "team-b"]
     assert settings.log_level == "DEBUG"
     assert settings.workers == 3
@@ -140,6 +142,7 @@ def test_a_service_monitor_finds_the_service(render) -> None:
         ("image.operator.repository=sixfold:v1", "at '/image/operator/repository'"),
         ("image.runtime.tag=v1:v2", "at '/image/runtime/tag'"),
         ("image.operator.repository=", "at '/image/operator/repository'"),
+        ("hub.endpoint=hub.example.com", "at '/hub/endpoint'"),
         ("crds.enabled=perhaps", "at '/crds/enabled': got string, want boolean"),
         ("watchNamespaces=team-a", "at '/watchNamespaces': got string, want array"),
         ("watchNamespaces={Team}", "at '/watchNamespaces/0'"),

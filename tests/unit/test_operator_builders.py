@@ -199,6 +199,12 @@ def test_jobs_of_hub_sources_write_their_claim_and_get_the_token() -> None:
     assert pod_of(job)["securityContext"]["fsGroup"] == 65532
     assert job["spec"]["activeDeadlineSeconds"] == 5400
     assert claim_and_path("chat", parsed) == ("cache", "chat")
+    main = pod_of(job)["containers"][0]
+    assert "HF_ENDPOINT" not in environment(job)
+    mirrored = SETTINGS.model_copy(update={"hub_endpoint": "https://hub.example.com"})
+    assert environment(preparation_job(VARIANT, parsed, mirrored))["HF_ENDPOINT"] == "https://hub.example.com"
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["containerName"]) == ("FailJob", main["name"])
 
 
 def test_job_names_change_with_the_spec_and_the_variant() -> None:

@@ -196,6 +196,9 @@ def test_the_reasons_of_a_failed_preparation() -> None:
     failure = {"failure": {"reason": "CorruptWeights", "message": "model.safetensors is cut off"}}
     while_trying = plan(VARIANT, SPEC, job(), [ended(failure, 1)], True, NOW)
     assert while_trying.verdict.reason == "CorruptWeights"
+    assert "tries again" in while_trying.verdict.message
+    for last in ([ended(failure, 1)] * 3, [ended(failure, 1), ended(failure, 2)]):
+        assert "tries again" not in plan(VARIANT, SPEC, job(), last, True, NOW).verdict.message
     assert plan(VARIANT, SPEC, job("Failed"), [ended(failure, 1)], True, NOW).verdict.reason == "CorruptWeights"
     killed = plan(VARIANT, SPEC, job("Failed", reason="DeadlineExceeded"), [ended("", 137)], True, NOW)
     assert killed.verdict.reason == "DeadlineExceeded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sixfold_api.names import CLAIMS_DIRECTORY, COMPONENT_LABEL, CREDENTIALS_DIRECTORY, PREPARE, VARIANT_LABEL
 from sixfold_api.scalars import duration_seconds
-from sixfold_api.variant import CLAIM_SCHEME, ModelVariantSpec
+from sixfold_api.variant import CLAIM_SCHEME, PERMANENT_FAILURE_EXIT_CODE, ModelVariantSpec
 from sixfold_operator.builders.common import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -20,6 +20,10 @@ from sixfold_operator.builders.common import (
 from sixfold_operator.settings import OperatorSettings
 
 TRIES = 3
+_NO_SECOND_TRY = {
+    "action": "FailJob",
+    "onExitCodes": {"containerName": PREPARE, "operator": "In", "values": [PERMANENT_FAILURE_EXIT_CODE]},
+}
 
 
 def claim_and_path(name: str, spec: ModelVariantSpec) -> tuple[str, str]:
@@ -55,6 +59,8 @@ def preparation_job(variant: Manifest, spec: ModelVariantSpec, settings: Operato
     if fetches:
         main["args"] += ["--artifact-claim", claim, "--artifact-path", path]
     main["env"] = [{"name": "HOME", "value": "/tmp"}]
+    if fetches and settings.hub_endpoint:
+        main["env"].append({"name": "HF_ENDPOINT", "value": settings.hub_endpoint})
     template = pod_spec(main, pod, mounts)
     template["restartPolicy"] = "Never"
     if fetches:
@@ -63,6 +69,7 @@ def preparation_job(variant: Manifest, spec: ModelVariantSpec, settings: Operato
     manifest = child(variant, "batch/v1", "Job", job_name(variant, spec), labels)
     manifest["spec"] = {
         "backoffLimit": TRIES - 1,
+        "podFailurePolicy": {"rules": [_NO_SECOND_TRY]},
         "activeDeadlineSeconds": max(1, round(duration_seconds(spec.preparation.deadline))),
         "template": {"metadata": {"labels": {MANAGED_BY_LABEL: MANAGED_BY, **labels}}, "spec": template},
     }

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge
 from sixfold_api.variant import (
+    PERMANENT_FAILURE_EXIT_CODE,
     ArtifactFacts,
     ArtifactStatus,
     ModelVariantSpec,
     ModelVariantStatus,
-    PreparationFailure,
     PreparationSummary,
 )
 from sixfold_operator.builders.common import Manifest
-from sixfold_operator.builders.job import claim_and_path, job_name
+from sixfold_operator.builders.job import TRIES, claim_and_path, job_name
 from sixfold_operator.reconcile.rollout import Verdict, condition, last_status, one_word, pod_problem, termination
 
 CLAIM_RETRY_SECONDS = 10.0
@@ -152,10 +152,17 @@ def _running(name: str, pods: Sequence[Manifest], summary: PreparationSummary | 
         problem = pod_problem(pod)
         if problem is not None and _terminated(pod) is None:
             return problem._replace(message=f"Job {name}: {problem.message}")
-    failure: PreparationFailure | None = summary.failure if summary is not None else None
-    if failure is not None:
-        return Verdict(False, failure.reason, f"{failure.message}. Job {name} tries again")
+    if summary is not None and summary.failure is not None:
+        failure = summary.failure
+        outlook = f"Job {name} tries again" if _tries_again(pods) else f"Job {name} ends"
+        return Verdict(False, failure.reason, f"{failure.message}. {outlook}")
     return Verdict(False, "Preparing", f"Job {name} fetches and verifies the weights")
+
+
+def _tries_again(pods: Sequence[Manifest]) -> bool:
+    """Whether the Job makes another pod after those that failed, as its back-off limit and failure policy say."""
+    exit_codes = [end.get("exitCode") for pod in pods if (end := _terminated(pod)) is not None]
+    return len(exit_codes) < TRIES and PERMANENT_FAILURE_EXIT_CODE not in exit_codes
 
 
 def _terminated(pod: Manifest) -> Manifest | None:

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from sixfold_api.scalars import Task
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import CONFIG, read_json
+from sixfold_runtime.prepare.files import CONFIG
 from sixfold_runtime.prepare.weights import TensorEntry
 
 _AUTO_MODELS: dict[Task, Any] = {
@@ -29,29 +29,20 @@ _MEANING = {
 }
 
 
-def load_config(folder: Path, task: Task) -> Any:
-    """The transformers configuration of a folder. No code of the repository runs.
+def load_config(folder: Path, architecture: str, task: Task) -> Any:
+    """The transformers configuration of a folder whose config.json names `architecture`. No code of it runs.
 
-    Raises PreparationError: InvalidConfig, WrongArchitecture if its architecture doesn't fit the task,
-    UnsupportedFormat for weights that are quantised.
+    Raises PreparationError: InvalidConfig, or WrongArchitecture if the architecture doesn't fit the task.
     """
-    content = read_json(folder / CONFIG)
-    if content.get("quantization_config"):
-        raise PreparationError(
-            Reason.UNSUPPORTED_FORMAT, f"{CONFIG} describes quantised weights: publish them in full precision"
-        )
-    architectures = content.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} names no architecture: add `architectures`")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} can't be used: {error}") from error
     expected = _architectures(task, config)
-    if architectures[0] not in expected:
+    if architecture not in expected:
         raise PreparationError(
             Reason.WRONG_ARCHITECTURE,
-            f"{CONFIG} describes {architectures[0]}; the task {task} needs {_MEANING[task]}"
+            f"{CONFIG} describes {architecture}; the task {task} needs {_MEANING[task]}"
             + (f", here {' or '.join(expected)}" if expected else ""),
         )
     return config
@@ -77,7 +68,9 @@ def instantiate(config: Any, tensors: Mapping[str, TensorEntry], task: Task) -> 
         )
     model_class = getattr(transformers, config.architectures[0])
     with _quiet_single_thread(), FakeTensorMode(allow_non_fake_inputs=True):
-        state = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in tensors.items()}
+        state = {
+            name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype.name)) for name, entry in tensors.items()
+        }
         try:
             model, info = model_class.from_pretrained(
                 None, config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True

@@ -13,7 +13,7 @@ import typer
 
 from sixfold_api.names import CLAIMS_DIRECTORY, CREDENTIALS_DIRECTORY
 from sixfold_api.scalars import Task
-from sixfold_api.variant import PreparationSummary
+from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE, PreparationSummary
 from sixfold_runtime.prepare import hub, sources, summary
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.files import REPORT
@@ -35,7 +35,10 @@ def prepare(
         Path, typer.Option("--summary", help="Where the result goes, at most 4 KiB of JSON.")
     ] = _TERMINATION_LOG,
 ) -> None:
-    """Fetch a model if its source is a hub, verify it, and write what was found; exits with 1 if it can't be served."""
+    """Fetch a model if its source is a hub, verify it, and write what was found.
+
+    Exits with 0 if the model can be served, with 2 if another try would find the same fault, with 1 if it might not.
+    """
     began = time.monotonic()
     try:
         folder, root = _locate(source, claims, artifact_claim, artifact_path, endpoint, credentials)
@@ -43,7 +46,7 @@ def prepare(
     except PreparationError as error:
         _finish(PreparationSummary(failure=error.failure()), summary_path)
         _log(f"{error.reason}: {error}")
-        raise typer.Exit(1) from error
+        raise typer.Exit(1 if error.transient else PERMANENT_FAILURE_EXIT_CODE) from error
     except Exception as error:
         traceback.print_exc()
         unexpected = PreparationError(Reason.UNEXPECTED, f"{type(error).__name__}: {error} (the Job's log has more)")
@@ -76,8 +79,8 @@ def _verify(folder: Path, root: Path, task: Task) -> Verified:
     try:
         verified = verify(folder, root, task, hub.expected_digests(folder), _log)
     except PreparationError as error:
-        if error.reason is Reason.CORRUPT_WEIGHTS:
-            hub.forget(folder)
+        if error.reason is Reason.CORRUPT_WEIGHTS and hub.forget(folder):
+            error.transient = True
         raise
     except OSError as error:
         raise PreparationError(Reason.READ_FAILED, f"{folder.name} can't be read: {error}") from error

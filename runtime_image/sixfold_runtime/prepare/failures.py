@@ -31,17 +31,22 @@ class Reason(StrEnum):
     UNEXPECTED = "Unexpected"
 
 
+_TRANSIENT = {Reason.SOURCE_UNREACHABLE, Reason.DISK_FULL, Reason.READ_FAILED, Reason.UNEXPECTED}
+
+
 class PreparationError(Exception):
     """The preparation failed for a reason that a person can act on.
 
     Args:
         reason: one word for machines.
         message: what was wrong, in which file, and what to do.
+        transient: whether another try may succeed; by default the reason says.
     """
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, *, transient: bool | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.transient = reason in _TRANSIENT if transient is None else transient
 
     def failure(self) -> PreparationFailure:
         """The failure as the Job reports it; a message that is too long loses its end."""

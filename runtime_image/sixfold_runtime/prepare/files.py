@@ -97,6 +97,22 @@ def read_json(path: Path, reason: Reason = Reason.INVALID_CONFIG) -> dict[str, A
     return content
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as it stands, with an architecture at its head.
+
+    Raises PreparationError: InvalidConfig, or UnsupportedFormat for weights that are quantised.
+    """
+    content = read_json(folder / CONFIG)
+    if content.get("quantization_config"):
+        raise PreparationError(
+            Reason.UNSUPPORTED_FORMAT, f"{CONFIG} describes quantised weights: publish them in full precision"
+        )
+    architectures = content.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} names no architecture: add `architectures`")
+    return content
+
+
 def weight_files(folder: Path, names: Iterable[str]) -> dict[str, set[str] | None]:
     """Weight file -> the tensors that the index promises in it (None for a single file).
 

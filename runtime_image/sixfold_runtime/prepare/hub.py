@@ -86,10 +86,12 @@ def expected_digests(folder: Path) -> dict[str, str]:
     return digests if isinstance(digests, dict) else {}
 
 
-def forget(folder: Path) -> None:
-    """Let the next run fetch the folder anew, if it was fetched."""
-    if (folder / MANIFEST).exists():
-        (folder / MANIFEST).unlink()
+def forget(folder: Path) -> bool:
+    """Let the next run fetch the folder anew; False if it was never fetched."""
+    if not (folder / MANIFEST).exists():
+        return False
+    (folder / MANIFEST).unlink()
+    return True
 
 
 def _manifest(folder: Path) -> dict[str, object]:
@@ -130,7 +132,9 @@ def _require_sizes(files: dict[str, RepoFile], folder: Path) -> None:
         if size != file.size:
             (folder / name).unlink()
             raise PreparationError(
-                Reason.CORRUPT_WEIGHTS, f"{name} arrived with {size} of {file.size} bytes: the fetch must be repeated"
+                Reason.CORRUPT_WEIGHTS,
+                f"{name} arrived with {size} of {file.size} bytes: the fetch must be repeated",
+                transient=True,
             )
 
 

@@ -23,43 +23,46 @@ class TokenizerFacts:
     """A tokenizer that was read.
 
     Attributes:
+        ids: every token id that it can give.
         fingerprint: SHA-256 over everything that decides about token ids (not over padding and truncation).
-        vocabulary_tokens: size with added tokens.
         limit_tokens: longest sequence that its author allows, if said.
     """
 
+    ids: frozenset[int]
     fingerprint: str
-    vocabulary_tokens: int
     limit_tokens: int | None
 
 
-def read_tokenizer(folder: Path, embedding_rows: int, config: Any) -> TokenizerFacts:
-    """Read tokenizer.json and compare it with the model.
-
-    Raises PreparationError(TokenizerMismatch) if it can't be read or has ids that the model doesn't know, or the
-    model has special ids that it doesn't know.
-    """
+def read_tokenizer(folder: Path) -> TokenizerFacts:
+    """Read tokenizer.json. Raises PreparationError(TokenizerMismatch) if that is impossible."""
     content = read_json(folder / TOKENIZER, Reason.TOKENIZER_MISMATCH)
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception as error:
         raise PreparationError(Reason.TOKENIZER_MISMATCH, f"{TOKENIZER} is no tokenizer: {error}") from error
-    ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
     if not ids:
         raise PreparationError(Reason.TOKENIZER_MISMATCH, f"{TOKENIZER} has no tokens")
-    if max(ids) >= embedding_rows:
+    return TokenizerFacts(ids, _fingerprint(content), _limit_tokens(folder))
+
+
+def require_fit(tokenizer: TokenizerFacts, folder: Path, embedding_rows: int, config: Any) -> None:
+    """Compare the tokenizer with the model in the same folder.
+
+    Raises PreparationError(TokenizerMismatch) if one has token ids that the other doesn't know.
+    """
+    if max(tokenizer.ids) >= embedding_rows:
         raise PreparationError(
             Reason.TOKENIZER_MISMATCH,
-            f"{TOKENIZER} goes up to token id {max(ids)}, the model's embedding has {embedding_rows} rows: "
+            f"{TOKENIZER} goes up to token id {max(tokenizer.ids)}, the model's embedding has {embedding_rows} rows: "
             "it belongs to another model",
         )
     for file, name, token in _special_ids(folder, config):
-        if token not in ids:
+        if token not in tokenizer.ids:
             raise PreparationError(
                 Reason.TOKENIZER_MISMATCH,
                 f"{file} says {name} {token}, and {TOKENIZER} has no such token: it belongs to another model",
             )
-    return TokenizerFacts(_fingerprint(content), len(ids), _limit_tokens(folder))
 
 
 def _special_ids(folder: Path, config: Any) -> Iterator[tuple[str, str, int]]:

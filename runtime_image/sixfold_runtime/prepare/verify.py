@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import Any
 
 from sixfold_api.scalars import Task
 from sixfold_api.variant import ArtifactFacts
-from sixfold_runtime.prepare.architecture import instantiate, load_config
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import CONFIG, files_in, weight_files
-from sixfold_runtime.prepare.tokenizer import TokenizerFacts, read_tokenizer
-from sixfold_runtime.prepare.weights import TensorEntry, WeightFile, read
+from sixfold_runtime.prepare.files import CONFIG, files_in, read_config, weight_files
+from sixfold_runtime.prepare.tokenizer import TokenizerFacts, read_tokenizer, require_fit
+from sixfold_runtime.prepare.weights import TensorEntry, WeightFile, read_header, read_values
 
 _MAX_LABELS = 256
 _MAX_LABEL_CHARACTERS = 63
@@ -43,37 +42,50 @@ def verify(
 ) -> Verified:
     """Check the model in `folder` of a claim mounted at `root`.
 
-    Cheap checks come first. `expected_digests` are SHA-256 sums that a hub gave. Raises PreparationError.
+    What is cheap comes first: small files and headers, then the seconds of importing torch and transformers, at last
+    the weights' bytes. `expected_digests` are SHA-256 sums that a hub gave. Raises PreparationError.
     """
     names = files_in(folder, root)
-    config = load_config(folder, task)
+    architecture = read_config(folder)["architectures"][0]
     promised = weight_files(folder, names)
-    weights: dict[str, WeightFile] = {}
-    for name in promised:
-        log(f"reading {name}, {(folder / name).stat().st_size} bytes")
-        weights[name] = read(folder / name)
-    used = [name for name in names if name in promised or not name.endswith(".safetensors")]
-    files = {
-        name: weights[name].sha256 if name in weights else hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in used
-    }
-    _require_digests(files, expected_digests)
+    weights = {name: read_header(folder / name) for name in promised}
     tensors = _tensors(weights, promised)
+    tokenizer = read_tokenizer(folder)
+    from sixfold_runtime.prepare.architecture import instantiate, load_config
+
+    config = load_config(folder, architecture, task)
     model, unused = instantiate(config, tensors, task)
-    embedding_rows = model.get_input_embeddings().weight.shape[0]
-    tokenizer = read_tokenizer(folder, embedding_rows, config)
+    require_fit(tokenizer, folder, model.get_input_embeddings().weight.shape[0], config)
+    context_tokens = _context_tokens(config, model, tokenizer)
+    labels = _labels(config) if task is Task.CLASSIFICATION else []
+    files = _digests(folder, names, weights, log)
+    _require_digests(files, expected_digests)
     facts = ArtifactFacts(
         digest=_digest(files),
         size_bytes=sum(file.size_bytes for file in weights.values()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        architecture=config.architectures[0],
+        architecture=architecture,
         dtype=_dtype(tensors),
-        context_tokens=_context_tokens(config, model, tokenizer),
-        vocabulary_tokens=tokenizer.vocabulary_tokens,
+        context_tokens=context_tokens,
+        vocabulary_tokens=len(tokenizer.ids),
         tokenizer_fingerprint=tokenizer.fingerprint,
-        labels=_labels(config) if task is Task.CLASSIFICATION else [],
+        labels=labels,
     )
     return Verified(facts, files, unused)
+
+
+def _digests(
+    folder: Path, names: Iterable[str], weights: Mapping[str, WeightFile], log: Callable[[str], None]
+) -> dict[str, str]:
+    """File name -> SHA-256 of the files that the model is made of; reads the weights on the way."""
+    digests = {}
+    for name in names:
+        if name in weights:
+            log(f"reading {name}, {weights[name].size_bytes} bytes")
+            digests[name] = read_values(weights[name])
+        elif not name.endswith(".safetensors"):
+            digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    return digests
 
 
 def _require_digests(files: Mapping[str, str], expected: Mapping[str, str]) -> None:
@@ -114,7 +126,7 @@ def _dtype(tensors: Mapping[str, TensorEntry]) -> str:
     """Data type of most values, as torch names it."""
     counts: Counter[str] = Counter()
     for entry in tensors.values():
-        counts[str(entry.dtype).removeprefix("torch.")] += prod(entry.shape)
+        counts[entry.dtype.name] += prod(entry.shape)
     return counts.most_common(1)[0][0]
 
 

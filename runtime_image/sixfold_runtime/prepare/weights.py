@@ -1,6 +1,7 @@
 """safetensors files, read without trusting them: the header is checked against the bytes that are there.
 
-Format: 8 bytes of little-endian header length, a JSON header, then the tensors' bytes, without holes.
+Format: 8 bytes of little-endian header length, a JSON header, then the tensors' bytes, without holes. Headers are read
+without torch, which takes seconds to import.
 """
 
 from __future__ import annotations
@@ -12,25 +13,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _CHUNK_BYTES = 64 * 2**20
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+_PREFIX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class DataType:
+    """A data type by the name that torch has for it."""
+
+    name: str
+    item_bytes: int
+    is_floating_point: bool
+
+
+DTYPES = {
+    "F64": DataType("float64", 8, True),
+    "F32": DataType("float32", 4, True),
+    "F16": DataType("float16", 2, True),
+    "BF16": DataType("bfloat16", 2, True),
+    "F8_E4M3": DataType("float8_e4m3fn", 1, True),
+    "F8_E5M2": DataType("float8_e5m2", 1, True),
+    "I64": DataType("int64", 8, False),
+    "I32": DataType("int32", 4, False),
+    "I16": DataType("int16", 2, False),
+    "I8": DataType("int8", 1, False),
+    "U8": DataType("uint8", 1, False),
+    "BOOL": DataType("bool", 1, False),
 }
 
 
@@ -39,7 +50,7 @@ class TensorEntry:
     """One tensor of a file: `begin` and `end` are byte offsets after the header."""
 
     name: str
-    dtype: torch.dtype
+    dtype: DataType
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -47,10 +58,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A weight file that was read to its end."""
+    """A weight file whose header was read: `data_begin` is the byte offset of the first tensor."""
 
-    sha256: str
+    path: Path
     size_bytes: int
+    data_begin: int
     tensors: tuple[TensorEntry, ...]
 
 
@@ -99,7 +111,7 @@ def _entry(name: str, tensor: str, value: Any) -> TensorEntry:
             Reason.UNSUPPORTED_FORMAT,
             f"{name}: {tensor} has data type {dtype!r}; known are {', '.join(DTYPES)}",
         )
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    needed = math.prod(shape) * DTYPES[dtype].item_bytes
     if end - begin != needed:
         raise _corrupt(name, f"{tensor} has shape {shape} of {dtype}, {needed} bytes, and {end - begin} are set aside")
     return TensorEntry(tensor, DTYPES[dtype], tuple(shape), begin, end)
@@ -109,25 +121,30 @@ def _corrupt(name: str, what: str) -> PreparationError:
     return PreparationError(Reason.CORRUPT_WEIGHTS, f"{name} is corrupt: {what}. Fetch or write the file anew")
 
 
-def read(path: Path) -> WeightFile:
-    """Read a weight file once, from end to end: header, SHA-256, and that every floating-point value is finite.
-
-    Raises PreparationError: CorruptWeights, UnsupportedFormat, NonFiniteWeights.
-    """
+def read_header(path: Path) -> WeightFile:
+    """What a weight file says that it holds. Raises PreparationError: CorruptWeights, UnsupportedFormat."""
     size = path.stat().st_size
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        prefix = file.read(8)
-        digest.update(prefix)
+        prefix = file.read(_PREFIX_BYTES)
         header_bytes = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+        if len(prefix) < _PREFIX_BYTES or header_bytes > min(size - _PREFIX_BYTES, _MAX_HEADER_BYTES):
             raise _corrupt(path.name, f"it has {size} bytes and no header of a safetensors file")
         header = file.read(header_bytes)
-        digest.update(header)
-        tensors = parse_header(path.name, header, size - 8 - header_bytes)
-        for tensor in tensors:
-            _read_tensor(file, path.name, tensor, digest)
-    return WeightFile(digest.hexdigest(), size, tensors)
+    begin = _PREFIX_BYTES + header_bytes
+    return WeightFile(path, size, begin, parse_header(path.name, header, size - begin))
+
+
+def read_values(weights: WeightFile) -> str:
+    """Read a weight file from end to end: its SHA-256, and that every floating-point value is finite.
+
+    Raises PreparationError: CorruptWeights if the file ends too early, NonFiniteWeights.
+    """
+    digest = hashlib.sha256()
+    with weights.path.open("rb") as file:
+        digest.update(file.read(weights.data_begin))
+        for tensor in weights.tensors:
+            _read_tensor(file, weights.path.name, tensor, digest)
+    return digest.hexdigest()
 
 
 def _read_tensor(file: BinaryIO, name: str, tensor: TensorEntry, digest: Any) -> None:
@@ -145,8 +162,10 @@ def _read_tensor(file: BinaryIO, name: str, tensor: TensorEntry, digest: Any) ->
             )
 
 
-def _is_finite(chunk: bytearray, dtype: torch.dtype) -> bool:
-    values = torch.frombuffer(chunk, dtype=dtype)
-    if dtype.itemsize == 1:
+def _is_finite(chunk: bytearray, dtype: DataType) -> bool:
+    import torch
+
+    values = torch.frombuffer(chunk, dtype=getattr(torch, dtype.name))
+    if dtype.item_bytes == 1:
         values = values.float()
     return bool(values.isfinite().all())

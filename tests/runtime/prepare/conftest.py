@@ -102,6 +102,14 @@ class Prepared:
 
     @property
     def failure(self):
+        """A failure that another try would not heal."""
+        assert self.exit_code == 2, self.log
+        assert self.summary.failure is not None
+        return self.summary.failure
+
+    @property
+    def transient_failure(self):
+        """A failure after which another try is worth it."""
         assert self.exit_code == 1, self.log
         assert self.summary.failure is not None
         return self.summary.failure

@@ -98,7 +98,7 @@ def test_weights_that_changed_after_the_fetch_are_fetched_anew(hub, fetch, claim
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    failure = fetch().failure
+    failure = fetch().transient_failure
     assert failure.reason == "CorruptWeights"
     assert "model.safetensors is not what the hub published" in failure.message
     assert fetch().facts == first
@@ -145,7 +145,7 @@ def test_a_token_opens_a_private_repository(hub, fetch, tmp_path):
 @pytest.mark.parametrize("status", [500, 503])
 def test_a_broken_hub(hub, fetch, impatient, status):
     hub.broken_status = status
-    failure = fetch().failure
+    failure = fetch().transient_failure
     assert failure.reason == "SourceUnreachable"
     assert f"answers {status}" in failure.message
 
@@ -153,7 +153,7 @@ def test_a_broken_hub(hub, fetch, impatient, status):
 def test_a_hub_that_does_not_answer(fetch, impatient):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    failure = fetch(endpoint=f"http://127.0.0.1:{port}").failure
+    failure = fetch(endpoint=f"http://127.0.0.1:{port}").transient_failure
     assert failure.reason == "SourceUnreachable"
     assert "can't be reached" in failure.message
 
@@ -161,7 +161,7 @@ def test_a_hub_that_does_not_answer(fetch, impatient):
 def test_a_file_that_arrives_cut_off(hub, fetch, repository, claims, impatient):
     whole = (repository / "model.safetensors").read_bytes()
     hub.served_bytes["model.safetensors"] = whole[:-64]
-    failure = fetch().failure
+    failure = fetch().transient_failure
     assert failure.reason == "CorruptWeights"
     assert f"model.safetensors arrived with {len(whole) - 64} of {len(whole)} bytes" in failure.message
     assert not (claims / "models" / "chat").exists()
@@ -178,7 +178,7 @@ def test_a_repository_of_pickles_is_refused_before_anything_is_fetched(hub, fetc
 
 def test_a_model_larger_than_the_claim(hub, fetch):
     hub.listed_sizes["model.safetensors"] = 10**18
-    failure = fetch().failure
+    failure = fetch().transient_failure
     assert failure.reason == "DiskFull"
     assert "use a larger claim" in failure.message
     assert hub.downloads == []
@@ -194,7 +194,7 @@ def test_a_disk_that_runs_full(hub, fetch, repository, claims):
     try:
         hub.listed_sizes["model.safetensors"] = 10
         hub.served_bytes["model.safetensors"] = bytes(256 * 1024)
-        failure = fetch().failure
+        failure = fetch().transient_failure
         assert failure.reason == "DiskFull"
         assert "full while writing" in failure.message
     finally:
@@ -209,5 +209,5 @@ def test_a_claim_that_cannot_be_written_to(fetch, claims):
 
 
 def test_the_artifact_must_be_named(hub, run_prepare):
-    failure = run_prepare(f"hf://acme/chat@{hub.COMMIT}", "Generation", "--endpoint", hub.endpoint).failure
+    failure = run_prepare(f"hf://acme/chat@{hub.COMMIT}", "Generation", "--endpoint", hub.endpoint).transient_failure
     assert "--artifact-claim" in failure.message

@@ -1,7 +1,10 @@
 """`prepare` on weights in a claim: what it finds out about good ones, and how it names what is wrong with bad ones."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -304,6 +307,29 @@ def test_sources_that_are_not_there(run_prepare, source, words):
     failure = run_prepare(source).failure
     assert failure.reason == "SourceNotFound"
     assert words in failure.message
+
+
+CHEAP = {
+    "no folder": (shutil.rmtree, "SourceNotFound"),
+    "pickle only": (only_pickle, "UnsafeFormat"),
+    "no config": (lambda f: (f / "config.json").unlink(), "InvalidConfig"),
+    "cut off": (lambda f: os.truncate(f / "model.safetensors", 4000), "CorruptWeights"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "TokenizerMismatch"),
+}
+
+
+@pytest.mark.parametrize("spoil, reason", CHEAP.values(), ids=CHEAP)
+def test_what_small_files_tell_needs_no_torch(model, claims, tmp_path, spoil, reason):
+    """torch and transformers take seconds to import; the command runs where they can't be."""
+    spoil(model)
+    script = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from sixfold_runtime.cli import app; app(prog_name='sixfold')"
+    )
+    options = ["--source", "pvc://models/chat", "--task", "Generation", "--claims", str(claims)]
+    command = [sys.executable, "-c", script, "prepare", *options, "--summary", str(tmp_path / "summary")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.partition(":")[0]) == (2, reason), done.stderr
 
 
 def test_a_claim_that_cannot_be_written_to_gets_no_report(model, run_prepare):
