@@ -15,6 +15,7 @@ from sixfold_operator.cache import Cache
 from sixfold_operator.keyed_queue import KeyedQueue, Workers
 from sixfold_operator.kube import ApiError, Kube
 from sixfold_operator.pod_states import PodStates
+from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Clock, Context
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
@@ -70,7 +71,8 @@ class Controller:
         self._clock = clock or Clock()
         self._cache = Cache(tags)
         self._pod_states = PodStates()
-        self._context = Context(settings, kube, self._cache, self._pod_states, self._clock)
+        children = Children(kube, self._cache)
+        self._context = Context(settings, kube, self._cache, children, self._pod_states, self._clock)
         self._policies = PolicyReconciler(self._context)
         self._queue: KeyedQueue[Key] = KeyedQueue()
         self._workers = Workers(self._queue, self.handle, settings.workers, self._clock.monotonic)

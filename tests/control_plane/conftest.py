@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "e2e" / "cluster"))
@@ -51,18 +53,13 @@ PATHS = {
 }
 
 
-OPERATOR_RULES = [
-    ("sixfold.dev", "inferencepolicies modelvariants", "get list watch"),
-    ("sixfold.dev", "inferencepolicies/status modelvariants/status", "get patch"),
-    ("apps", "deployments", "get list watch create patch delete"),
-    ("batch", "jobs", "get list watch create patch delete"),
-    ("", "services", "get list watch create patch delete"),
-    ("", "configmaps", "get list watch create patch"),
-    ("", "pods", "get list watch patch"),
-    ("", "persistentvolumeclaims", "get"),
-    ("", "events", "create"),
-]
-"""What the chart grants: API group, resources, verbs."""
+def chart_rules() -> list[Manifest]:
+    """What the chart grants to the operator."""
+    templates = (REPOSITORY / "helm" / "sixfold" / "templates" / "_helpers.tpl").read_text()
+    block = re.search(r'define "sixfold.rules" -}}\n(.*?){{-? end', templates, re.DOTALL)
+    assert block is not None, "the chart's template sixfold.rules has moved"
+    rules: list[Manifest] = yaml.safe_load(block[1])
+    return rules
 
 
 class Api:
@@ -190,15 +187,11 @@ class OperatorProcess:
 def operator_kubeconfig(
     http: httpx.Client, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A service account that may do what the operator needs, and nothing else."""
+    """A service account with the rights that the chart gives, and nothing else."""
     account = {"name": "sixfold-operator", "namespace": "default"}
     _checked(http.post("/api/v1/namespaces/default/serviceaccounts", json={"metadata": account}))
-    rules = [
-        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
-        for group, resources, verbs in OPERATOR_RULES
-    ]
     rbac = "/apis/rbac.authorization.k8s.io/v1"
-    _checked(http.post(f"{rbac}/clusterroles", json={"metadata": {"name": "sixfold"}, "rules": rules}))
+    _checked(http.post(f"{rbac}/clusterroles", json={"metadata": {"name": "sixfold"}, "rules": chart_rules()}))
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "sixfold"}
     binding = {"metadata": {"name": "sixfold"}, "roleRef": role, "subjects": [{"kind": "ServiceAccount", **account}]}
     _checked(http.post(f"{rbac}/clusterrolebindings", json=binding))
@@ -333,6 +326,17 @@ class Scene:
         for part in ("engine", "gateway"):
             self.deployment_ready(f"bot-{part}")
         self.wait("InferencePolicy", "bot", "Ready", "True")
+
+    def sequence(self, level: int) -> int:
+        """Sequence of the configuration of `bot`, once it says that level."""
+
+        def written() -> int:
+            config = json.loads((self.api.get("ConfigMap", "bot-runtime") or {})["data"]["config.json"])
+            number: int = config["sequence"]
+            return number if config["stable"]["level"] == level else 0
+
+        result: int = eventually(f"the ConfigMap says level {level}", written)
+        return result
 
     def wait_generation(self, kind: str, name: str) -> int:
         """Until the status describes the newest spec."""

@@ -161,8 +161,8 @@ def test_what_pods_report_reaches_the_status(scene: Any, pod_reports: Any) -> No
             {**scene.RUNNING, "podIP": report.address, "podIPs": [{"ip": report.address}]},
         )
     api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 1}})
+    sequence = scene.sequence(level=1)
     scene.wait("InferencePolicy", "bot", "ConfigApplied", "False", "Waiting")
-    sequence = json.loads(api.get("ConfigMap", "bot-runtime")["data"]["config.json"])["sequence"]
     reports["bot-engine"].say(sequence=sequence, level=1)
     scene.eventually("one pod has it", lambda: api.get("InferencePolicy", "bot")["status"]["config"]["applied"] == 1)
     assert api.get("InferencePolicy", "bot")["status"]["effectiveLevel"] == 3, (

@@ -12,6 +12,7 @@ from sixfold_operator.cache import Cache
 from sixfold_operator.controller import CHILD_KINDS, CHILD_SELECTOR, WATCHED_KINDS, tags
 from sixfold_operator.kube import Kube
 from sixfold_operator.pod_states import PodStates
+from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Context
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
@@ -61,7 +62,8 @@ async def reconcile_all(kube: CountedKube, namespace: str) -> None:
         items, version = await kube.list(kind, namespace, CHILD_SELECTOR if kind in CHILD_KINDS else "")
         cache.replace(kind, namespace, items, version)
     states = PodStates()
-    context = Context(OperatorSettings(runtime_image="registry.example/runtime:1"), kube, cache, states)  # type: ignore[arg-type]
+    settings = OperatorSettings(runtime_image="registry.example/runtime:1")
+    context = Context(settings, kube, cache, Children(kube, cache), states)  # type: ignore[arg-type]
     policies = PolicyReconciler(context)
     try:
         for _ in range(2):

@@ -27,10 +27,6 @@ class Context:
     settings: OperatorSettings
     kube: Kube
     cache: Cache
+    children: Children
     pod_states: PodStates
     clock: Clock = field(default_factory=Clock)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "children", Children(self.kube, self.cache))
-
-    children: Children = field(init=False)

@@ -114,7 +114,8 @@ def judge_deployment(
         return problem._replace(message=f"{component}: {problem.message}")
     if seen and updated == exist == replicas:
         return Verdict(False, "PodsNotReady", f"{component}: {available} of {replicas} pods are ready")
-    return Verdict(False, "RollingOut", f"{component}: {updated} of {replicas} pods have the newest template")
+    left = f"{max(0, exist - updated)} old ones are left"
+    return Verdict(False, "RollingOut", f"{component}: {updated} of {replicas} pods have the newest template, {left}")
 
 
 def _first_problem(deployment: Manifest, pods: Iterable[Manifest], states: Mapping[str, PodState]) -> Verdict | None:

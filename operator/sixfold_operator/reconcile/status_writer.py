@@ -76,10 +76,12 @@ async def write_status(context: Context, owner: Manifest, status: StatusModel, n
 
 async def _post(context: Context, owner: Manifest, note: Note) -> None:
     """Events tell people; nothing depends on them, so a refused one (the namespace is going) is only logged."""
+    about = {"kind": owner["kind"], "namespace": owner["metadata"]["namespace"], "name": owner["metadata"]["name"]}
+    log.info("%s: %s", note.reason, note.message, extra={"fields": about})
     try:
         await context.kube.create_event(event(owner, note, context.clock.now()))
     except ApiError as error:
-        log.warning("an event about %s was not posted: %s", owner["metadata"]["name"], error)
+        log.warning("the event was not posted: %s", error, extra={"fields": about})
 
 
 def event(owner: Manifest, note: Note, now: datetime) -> Manifest:
