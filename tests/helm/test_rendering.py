@@ -156,9 +156,9 @@ def test_bad_values_are_refused(render, value: str, words: str) -> None:
 
 
 def test_an_old_kubernetes_is_refused(render) -> None:
-    with pytest.raises(ValueError, match=r"requires kubeVersion: >=1\.29"):
-        render(version="1.28.9")
-    assert render(version="1.29.0")
+    with pytest.raises(ValueError, match=r"requires kubeVersion: >=1\.30"):
+        render(version="1.29.9")
+    assert render(version="1.30.0")
 
 
 def test_every_value_is_documented() -> None:
