@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from sixfold_api.crdgen import crd
 from sixfold_api.kinds import KINDS
 from sixfold_api.runtime_config import PodState
 from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE
+from sixfold_operator.kube import Kube
 
 Manifest = dict[str, Any]
 IMAGE = "registry.example/sixfold-runtime:test"
@@ -434,3 +435,12 @@ def make_scene(http: httpx.Client) -> Callable[[], Scene]:
 @pytest.fixture
 def scene(make_scene: Callable[[], Scene]) -> Scene:
     return make_scene()
+
+
+@pytest.fixture
+async def kube(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kube]:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
+    """A connection of the operator's own API layer, as an administrator."""
+    connection = await Kube.connect()
+    yield connection
+    await connection.close()

@@ -257,6 +257,17 @@ def test_a_pod_template_that_the_api_refuses(scene: Any) -> None:
     assert "must be less than or equal to cpu limit" in seen["message"]
 
 
+def test_all_pods_pass_pod_security_restricted(scene: Any) -> None:
+    """In a namespace that enforces it, the API takes the pods of Job, gateway and engine."""
+    enforce = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    path = f"/api/v1/namespaces/{scene.api.namespace}"
+    assert scene.api.http.patch(path, content=json.dumps(enforce), headers=headers).is_success
+    scene.ready_policy()
+    for part in ("engine", "gateway"):
+        scene.pod(f"bot-{part}", f"bot-{part}-1", scene.RUNNING)
+
+
 def test_scaling_goes_through_the_policy(scene: Any) -> None:
     """The scale subresource of a CRD works only while the field is set (measured: 500 where it is absent)."""
     scene.ready_policy()

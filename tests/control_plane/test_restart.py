@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
 
 from sixfold_operator.cache import Cache
 from sixfold_operator.controller import CHILD_KINDS, CHILD_SELECTOR, WATCHED_KINDS, tags
@@ -45,14 +42,6 @@ class CountedKube:
             return result
 
         return write
-
-
-@pytest.fixture
-async def kube(control_plane: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kube]:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
-    connection = await Kube.connect()
-    yield connection
-    await connection.close()
 
 
 async def reconcile_all(kube: CountedKube, namespace: str) -> None:
