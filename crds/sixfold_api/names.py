@@ -33,6 +33,8 @@ ENV_MODELS = "SIXFOLD_MODELS"
 """JSON list of ServedModel."""
 ENV_ENGINES = "SIXFOLD_ENGINES"
 """JSON list of host:port; a host may resolve to several pods."""
+ENV_DEVICE = "SIXFOLD_DEVICE"
+"""cpu or cuda, as the accelerator of the policy says."""
 ENV_CONFIG_DIRECTORY = "SIXFOLD_CONFIG_DIRECTORY"
 ENV_API_KEYS_DIRECTORY = "SIXFOLD_API_KEYS_DIRECTORY"
 

@@ -36,7 +36,7 @@ class EngineSpec(ApiModel):
     """A Deployment of engine pods."""
 
     replicas: Annotated[int, Field(ge=0, le=1000), Unquoted] | None = None
-    """Engine pods; absent means 1. `kubectl scale` sets it."""
+    """Engine pods; absent means 1. `kubectl scale` sets it; an autoscaler needs it set to begin with."""
     accelerator: Accelerator = Accelerator(type=AcceleratorType.GPU)
     """Absent means one nvidia.com/gpu a pod."""
     strategy: RolloutStrategy = RolloutStrategy.AUTO
@@ -152,7 +152,7 @@ class ConfigStatus(StatusModel):
     sequence: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"}), Unquoted]
     """Sequence number of the RuntimeConfig in the ConfigMap."""
     pods: Annotated[int, Field(ge=0), Unquoted]
-    """Running pods of the policy."""
+    """Ready pods of the policy."""
     applied: Annotated[int, Field(ge=0), Unquoted]
     """Pods among them that report this sequence."""
 

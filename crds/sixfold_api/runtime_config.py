@@ -114,3 +114,5 @@ class PodState(StatusModel):
     unsupported: dict[Mode, str] = {}
     """Modes that are on but can't run in this pod, with the reason."""
     models: tuple[ModelState, ...] = ()
+    tenants: int | None = None
+    """Tenants with an API key; None where the gateway is open, and in engines."""

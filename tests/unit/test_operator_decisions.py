@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sixfold_api.conditions import Condition, ConditionStatus
+from sixfold_api.effective import effective
 from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
 from sixfold_api.runtime_config import PodState
 from sixfold_api.variant import ModelVariantSpec
@@ -19,7 +20,8 @@ from sixfold_operator.cache import Cache
 from sixfold_operator.controller import tags
 from sixfold_operator.reconcile.children import covers, has_drifted
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
-from sixfold_operator.reconcile.rollout import judge_deployment, last_status, pod_problem
+from sixfold_operator.reconcile.policy_status import Findings, build_status
+from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status, pod_problem
 from sixfold_operator.reconcile.served import resolve
 from sixfold_operator.reconcile.status_writer import transition_notes
 from sixfold_operator.reconcile.variant_plan import plan, size_text
@@ -267,6 +269,27 @@ def test_how_far_a_configuration_has_reached() -> None:
     assert unknown.verdict.ok
     assert "/stable/newer" in unknown.verdict.message
     assert reach([], {}, 5).verdict.reason == "NoReadyPods"
+
+
+@pytest.mark.parametrize(("tenants", "ready"), [(0, "NoApiKeys"), (2, "NotCreated"), (None, "NotCreated")])
+def test_a_gateway_that_lets_nobody_in_is_not_ready(tenants: int | None, ready: str) -> None:
+    """The Secret is missing or empty: only the gateways know, and the status says it in words."""
+    spec = InferencePolicySpec.model_validate(
+        {"generation": {"variantRef": {"name": "chat"}}, "gateway": {"apiKeysSecretRef": {"name": "keys"}}}
+    )
+    findings = Findings(
+        policy={"metadata": {"name": "bot", "namespace": "n", "generation": 1}},
+        spec=spec,
+        effective=effective(spec),
+        reach=reach([], {}, 0),
+        variants=Verdict(True, "Ready", ""),
+        deployments={},
+        pods={},
+        states={"gateway": state("gateway", 1, tenants=tenants), "engine": state("engine", 1)},
+    )
+    conditions = {entry.type: entry for entry in build_status(findings, NOW).conditions}
+    assert conditions["Ready"].reason == ready
+    assert "OpenGateway" not in conditions
 
 
 def test_pods_are_poked_when_they_lag_and_never_twice_with_the_same_value() -> None:

@@ -14,6 +14,7 @@ from sixfold_api.names import (
     ENGINE_PORT,
     ENV_API_KEYS_DIRECTORY,
     ENV_CONFIG_DIRECTORY,
+    ENV_DEVICE,
     ENV_ENGINES,
     ENV_MODELS,
     ENV_NAMESPACE,
@@ -72,7 +73,8 @@ def service(policy: Manifest, component: str) -> Manifest:
     manifest["spec"] = {
         "selector": labels,
         "ports": [{"name": "http", "port": port, "targetPort": port, "protocol": "TCP"}],
-        **({} if component == GATEWAY else {"clusterIP": "None"}),
+        # Gateways judge by what an engine says: they connect before it is ready and lose no request when it goes.
+        **({} if component == GATEWAY else {"clusterIP": "None", "publishNotReadyAddresses": True}),
     }
     return manifest
 
@@ -108,7 +110,10 @@ def engine_deployment(
     mounts = [_config_mount(name), *claim_mounts(claims)]
     main = container(settings, ENGINE, engine.pod, mounts)
     _add_accelerator(main, engine)
-    _serve(main, policy, component, "engine", [{"name": ENV_MODELS, "value": _models_json(models)}])
+    # Named, not left to chance: a GPU that the container can't see is an error, not a slow CPU.
+    device = "cuda" if engine.accelerator.type is AcceleratorType.GPU else "cpu"
+    env = [{"name": ENV_MODELS, "value": _models_json(models)}, {"name": ENV_DEVICE, "value": device}]
+    _serve(main, policy, component, "engine", env)
     template = _template(name, component, pod_spec(main, engine.pod, mounts))
     template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest([model.digest for model in models])}
     return _deployment(policy, component, replicas, template, surge=surges(engine, replicas))

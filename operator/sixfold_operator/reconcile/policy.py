@@ -30,7 +30,14 @@ from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
-from sixfold_operator.reconcile.policy_status import LEVEL_REASON, Findings, build_status, notes, workload_verdict
+from sixfold_operator.reconcile.policy_status import (
+    LEVEL_REASON,
+    Findings,
+    build_status,
+    locked_out,
+    notes,
+    workload_verdict,
+)
 from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running, last_status
 from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
@@ -205,6 +212,8 @@ class PolicyReconciler:
         if sequence and not findings.reach.complete:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
+            waits.append(ASK_AGAIN_SECONDS)
+        if locked_out(findings) is not None:
             waits.append(ASK_AGAIN_SECONDS)
         if findings.conflicts or findings.refusals:
             waits.append(REFUSED_RETRY_SECONDS)

@@ -96,6 +96,7 @@ def _conditions(findings: Findings) -> list[Condition]:
     rejected = applied if applied.reason == "ConfigRejected" else None
     blockers = [
         conflict,
+        locked_out(findings),
         None if findings.variants.ok else findings.variants,
         None if workload.ok else workload,
         rejected,
@@ -112,6 +113,18 @@ def _conditions(findings: Findings) -> list[Condition]:
     if findings.spec.gateway.api_keys_secret_ref is None:
         result.append(entry("OpenGateway", Verdict(True, "NoApiKeys", OPEN_GATEWAY)))
     return result
+
+
+def locked_out(findings: Findings) -> Verdict | None:
+    """The gateways ask for keys and know none. The operator never reads the Secret: they tell."""
+    secret = findings.spec.gateway.api_keys_secret_ref
+    if secret is None or all(state.tenants != 0 for state in findings.states.values()):
+        return None
+    message = (
+        f"the Secret '{secret.name}' doesn't exist or has no entries, so every request is refused: "
+        "give it one entry a tenant, whose value is the tenant's key"
+    )
+    return Verdict(False, "NoApiKeys", message)
 
 
 def _mode(mode: ModeStatus, states: Mapping[str, PodState]) -> ModeStatus:

@@ -106,6 +106,7 @@ class Gateway:
             config_error=self.config.error,
             unknown_fields=self.config.unknown_fields,
             models=tuple(models),
+            tenants=self._keys.tenants,
         )
 
 

@@ -61,6 +61,11 @@ class ApiKeys:
                 log.warning("tenants without a key in their file: %s", ", ".join(without))
             self._keys = keys
 
+    @property
+    def tenants(self) -> int | None:
+        """Tenants with a key; None where everybody may call."""
+        return None if self.is_open else sum(bool(hashes) for hashes in self._keys.values())
+
     async def run(self) -> None:
         """Follow the directory until cancelled: a rotated Secret works without a restart."""
         while self._directory is not None:
