@@ -6,7 +6,7 @@ import json
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.markup import escape
 
 from sixfold_api.modes import MAX_LEVEL
 from sixfold_api.runtime_config import Role
+
+if TYPE_CHECKING:
+    from sixfold_runtime.settings import RuntimeSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Inference that is cheap and stays safe.")
 explain_app = typer.Typer(no_args_is_help=True, help="Which value holds, which layer set it, and why.")
@@ -43,9 +46,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address of the API; with -f it is 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API, or of the engine with --role engine.")] = None,
     api_keys: Annotated[
-        Path | None, typer.Option(help="Folder of API keys: file name = tenant, content = key.")
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of API keys: file name = tenant, content = key."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
 ) -> None:
     """Serve models: in a pod from SIXFOLD_* variables, or on this machine straight from resource files."""
     from sixfold_runtime.config import ConfigStore
@@ -53,7 +57,6 @@ def serve(
     from sixfold_runtime.manifests import ManifestError
     from sixfold_runtime.serve import ServeError
     from sixfold_runtime.serve import serve as run
-    from sixfold_runtime.settings import RuntimeSettings
 
     setup_logging()
     given = {
@@ -63,9 +66,7 @@ def serve(
         "device": device,
     }
     try:
-        settings = RuntimeSettings().model_copy(
-            update={name: value for name, value in given.items() if value is not None}
-        )
+        settings = _settings({name: value for name, value in given.items() if value is not None})
         if files:
             from sixfold_runtime.local import load
 
@@ -79,6 +80,19 @@ def serve(
             run(settings, role, ConfigStore.watching(settings.config_directory))
     except (ManifestError, ServeError) as error:
         _fail(error)
+
+
+def _settings(given: dict[str, Any]) -> RuntimeSettings:
+    """What was given on the command line, then SIXFOLD_* variables, then defaults."""
+    from pydantic import ValidationError
+
+    from sixfold_runtime.config import describe
+    from sixfold_runtime.settings import RuntimeSettings
+
+    try:
+        return RuntimeSettings.model_validate(given)
+    except ValidationError as error:
+        _fail(ValueError(describe(error)))
 
 
 def _claims(options: list[str]) -> dict[str, Path]:
@@ -98,7 +112,7 @@ def explain_policy(
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     files: Files = None,
     level: Annotated[int | None, typer.Option(min=0, max=MAX_LEVEL, help="As it would be at this level.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+    output: Annotated[Literal["table", "json"], typer.Option("-o", "--output", help="How to print it.")] = "table",
 ) -> None:
     """Explain a policy in the cluster, or in files."""
     from sixfold_runtime import explain

@@ -48,7 +48,8 @@ def describe(error: Exception) -> str:
     lines = []
     for problem in problems:
         field = ".".join(map(str, problem["loc"]))
-        lines.append(f"{field}: " * bool(field) + problem["msg"].removeprefix("Value error, "))
+        message = "unknown field" if problem["type"] == "extra_forbidden" else problem["msg"]
+        lines.append(f"{field}: " * bool(field) + message.removeprefix("Value error, "))
     return "; ".join(lines)
 
 

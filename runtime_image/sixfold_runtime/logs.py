@@ -35,5 +35,5 @@ def setup_logging(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name in ("httpx", "httpcore", "uvicorn.access", "websockets"):
+    for name in ("httpx", "httpcore", "uvicorn", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)

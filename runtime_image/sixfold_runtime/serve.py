@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -61,23 +62,28 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise ServeError(f"can't listen on {host}:{port}: {error.strerror}") from error
+        advice = "; choose another with --port" if error.errno == errno.EADDRINUSE else ""
+        raise ServeError(f"can't listen on {host}:{port}: {error.strerror}{advice}") from error
     return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(settings: RuntimeSettings, role: Role, config: ConfigStore) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once. Raises ServeError."""
     # They are a second series for each counter, which nobody reads.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    # A port that is taken is known at once, an engine takes seconds to import.
+    public = listen(settings.host, settings.engine_port if role is Role.ENGINE else settings.gateway_port)
     parts = []
     if role is Role.ALL:
         listener = listen("127.0.0.1", 0)
         settings = settings.model_copy(update={"engines": [f"127.0.0.1:{listener.getsockname()[1]}"]})
         parts.append(_engine(settings, config, listener))
-    if role is Role.ENGINE:
-        parts.append(_engine(settings, config, listen(settings.host, settings.engine_port)))
-    else:
-        parts.append(_gateway(settings, config, listen(settings.host, settings.gateway_port)))
+    parts.append((_engine if role is Role.ENGINE else _gateway)(settings, config, public))
     asyncio.run(_run(parts, config))
 
 
@@ -110,7 +116,7 @@ def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.so
         app.state.gateway.draining = True
         await asyncio.sleep(lame_duck_seconds)
 
-    log.info("gateway of %s/%s on port %d", settings.namespace, settings.policy, listener.getsockname()[1])
+    log.info("gateway of %s/%s at %s", settings.namespace, settings.policy, _url(listener))
     return _Part(_server(app, settings.drain_seconds - lame_duck_seconds), listener, quiesce)
 
 
@@ -122,7 +128,7 @@ def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.soc
     async def quiesce() -> None:
         await app.state.drain()
 
-    log.info("engine of %s/%s on port %d", settings.namespace, settings.policy, listener.getsockname()[1])
+    log.info("engine of %s/%s at %s", settings.namespace, settings.policy, _url(listener))
     return _Part(_server(app, settings.drain_seconds), listener, quiesce)
 
 

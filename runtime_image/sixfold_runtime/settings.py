@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sixfold_api.names import ENGINE_PORT, GATEWAY_PORT
 from sixfold_api.runtime_config import ServedModel
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+"""0 takes a free one."""
 
 
 class RuntimeSettings(BaseSettings):
@@ -21,8 +26,8 @@ class RuntimeSettings(BaseSettings):
     """Name of the pod."""
     host: str = "0.0.0.0"
     """Address to listen on."""
-    gateway_port: int = GATEWAY_PORT
-    engine_port: int = ENGINE_PORT
+    gateway_port: Port = GATEWAY_PORT
+    engine_port: Port = ENGINE_PORT
     models: list[ServedModel] = []
     """Models that an engine loads."""
     engines: list[str] = []
@@ -31,7 +36,7 @@ class RuntimeSettings(BaseSettings):
     """Where config.json is mounted; without it the embedded defaults hold."""
     api_keys_directory: Path | None = None
     """Where the Secret with the API keys is mounted; without it the gateway is open."""
-    device: str = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """auto takes CUDA where a device is there, else the CPU."""
     drain_seconds: float = 25.0
     """How long running requests may finish after SIGTERM."""

@@ -104,3 +104,16 @@ def test_targets(target: str, address: tuple[str, int]) -> None:
 def test_targets_that_are_none(target: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         parse_target(target)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "content of type 'image_url' is not supported"),
+        ({"type": "text", "text": "x", "colour": "red"}, "unknown field: messages.0.content.colour"),
+    ],
+)
+def test_content_that_is_no_text(part: dict[str, Any], words: str) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]}).encode()
+    with pytest.raises(ApiError, match=words):
+        ChatBody.parse(body).messages[0].for_template(0)

@@ -32,7 +32,7 @@ SPEC = "spec: {generation: {variantRef: {name: chat}}}\n"
     [
         (HEAD, "at least one of spec.generation and spec.classification is needed"),
         (HEAD + "spec: {rollbackLevel: 9}", "rollbackLevel: Input should be less than or equal to 3"),
-        (HEAD + "spec: {rolbackLevel: 1}", "rolbackLevel: Extra inputs are not permitted"),
+        (HEAD + "spec: {rolbackLevel: 1}", "rolbackLevel: unknown field"),
         (HEAD + "spec: []", "InferencePolicy/p: spec: Input should be"),
         (HEAD + "spec: {generation: {variantRef: {name: A_B}}}", "generation.variantRef.name: String should match"),
         (HEAD.replace("{name: p}", "{}") + SPEC, "metadata.name"),

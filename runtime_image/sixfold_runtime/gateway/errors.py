@@ -74,6 +74,5 @@ def from_validation(error: ValidationError) -> ApiError:
     param = ".".join(path) or None
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
-        return bad_request(f"the body is not valid JSON: {message}", code="invalid_json")
-    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-    return bad_request(f"{param or 'body'}: {message}{more}", param)
+        return bad_request(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
+    return bad_request(f"{param or 'body'}: {message}", param)

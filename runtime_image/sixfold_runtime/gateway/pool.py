@@ -220,5 +220,8 @@ class Pool:
         self._known = live | {n: m for n, m in self._known.items() if n not in live and m.task not in tasks}
         for model in live.values():
             self._tokenizers.want(model.tokenizer)
+        waited = bool(self.waiting_for)
         self._answered |= {target for session, (target, _) in self._sessions.items() if self._is_ready(session)}
+        if waited and not self.waiting_for:
+            log.info("ready for requests: %s", ", ".join(self._known))
         self._changed.set()

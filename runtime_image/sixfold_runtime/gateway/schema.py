@@ -175,8 +175,8 @@ class GenerationBody(Body):
         )
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
     text: str = ""
@@ -186,7 +186,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     """Text, or a list of parts of type `text`."""
     name: str | None = None
 
@@ -202,6 +202,7 @@ class Message(BaseModel):
                         f"messages.{index}.content",
                         "unsupported_content",
                     )
+                check_extra(part.model_extra, {}, f"messages.{index}.content.")
             content = "".join(part.text for part in content)
         if content is None and self.role != "assistant":
             raise bad_request(f"messages.{index} has no content", f"messages.{index}.content")
