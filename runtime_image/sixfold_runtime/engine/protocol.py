@@ -127,6 +127,15 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stop strings from the model's generation_config.json: they end every chat turn."""
 
 
+class MissingModel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model that an engine is there for and does not serve."""
+
+    name: str
+    task: str
+    failed: bool = False
+    """It can't be loaded; else it is being loaded."""
+
+
 class State(msgspec.Struct, frozen=True, omit_defaults=True, tag="state"):
     """What an engine is and does."""
 
@@ -138,6 +147,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, tag="state"):
     waiting: int = 0
     draining: bool = False
     """The engine takes no new work: it is about to stop."""
+    missing: list[MissingModel] = []
 
 
 ToEngine = Submit | Cancel

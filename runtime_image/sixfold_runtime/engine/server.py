@@ -18,7 +18,7 @@ from sixfold_api.runtime_config import PodState, Role, RuntimeConfig
 from sixfold_runtime.engine.connection import Connection
 from sixfold_runtime.engine.engine import Engine
 from sixfold_runtime.engine.metrics import EngineMetrics
-from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, ModelInfo, State
+from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.settings import RuntimeSettings
 
@@ -133,6 +133,11 @@ class EngineServer:
             running=engine.running,
             waiting=engine.waiting,
             draining=engine.is_draining,
+            missing=[
+                MissingModel(name=name, task=model.served.task.value, failed=bool(model.error))
+                for name, model in engine.models.items()
+                if model.runner is None
+            ],
         )
 
     def pod_state(self) -> PodState:

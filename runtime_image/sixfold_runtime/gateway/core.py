@@ -97,6 +97,7 @@ class Gateway:
             ModelState(name=model.name, task=Task(model.task), ready=self.pool.is_ready(model))
             for model in self.pool.models
         ]
+        models += [ModelState(name=model.name, task=Task(model.task), ready=False) for model in self.pool.missing]
         return PodState(
             role=Role.GATEWAY,
             pod=self.settings.pod,

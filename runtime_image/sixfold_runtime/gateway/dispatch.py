@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import Chunk, Done, Failure, Request
+from sixfold_runtime.engine.protocol import Chunk, Done, Failure, MissingModel, ModelInfo, Request
 from sixfold_runtime.gateway.errors import ApiError, unavailable
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.pool import Choice, Pool
@@ -46,12 +46,13 @@ class Dispatcher:
     def check_model(self, name: str, task: Task) -> None:
         """Raises ApiError (404) where the engines are known and none serves `name` for `task`."""
         models = self._pool.models
-        if not models or any(self._pool.matches(model, name, task) for model in models):
+        expected: list[ModelInfo | MissingModel] = [*models, *self._pool.missing]
+        if not models or not self._pool.is_introduced or any(self._pool.matches(m, name, task) for m in expected):
             return
-        other = next((model.task for model in models if model.name == name), None)
+        other = next((model.task for model in expected if model.name == name), None)
         if other is not None:
             message = f"the model '{name}' is for {other.lower()}, this endpoint is for {task.lower()}"
-        elif not any(model.task == task for model in models):
+        elif not any(model.task == task for model in expected):
             message = f"nothing here does {task.lower()}: the policy has no spec.{task.lower()}"
         else:
             message = f"the model '{name}' does not exist; GET /v1/models lists those that do"
@@ -90,7 +91,12 @@ class Dispatcher:
                 failure = error
             if delivered and not call.buffered:
                 raise failure
-        raise failure or unavailable("no engine is ready; try again in a moment", "no_engine_ready")
+        raise failure or self._none_ready(call)
+
+    def _none_ready(self, call: Call) -> ApiError:
+        if any(model.failed for model in self._pool.missing if self._pool.matches(model, call.name, call.task)):
+            return unavailable("the model can't be loaded; the engine's log says why", "model_not_ready", 10.0)
+        return unavailable("no engine is ready; try again in a moment", "no_engine_ready")
 
     async def _attempt(
         self, choice: Choice, request: Request, exchange: Exchange

@@ -14,7 +14,7 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, ModelInfo
+from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
 from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
@@ -87,6 +87,13 @@ class Pool:
         return list(self._known.values())
 
     @property
+    def missing(self) -> list[MissingModel]:
+        """Models that an engine is there for and no engine has loaded so far."""
+        states = [session.state for session in self._sessions if session.state is not None]
+        found = {model.name: model for state in states for model in state.missing}
+        return [model for name, model in found.items() if name not in self._known]
+
+    @property
     def connected(self) -> int:
         return len(self._sessions)
 
@@ -103,7 +110,13 @@ class Pool:
         """Targets that have not been ready once."""
         return [target for target in self._targets if target not in self._answered]
 
-    def matches(self, model: ModelInfo, name: str, task: Task) -> bool:
+    @property
+    def is_introduced(self) -> bool:
+        """Whether every target has said which models it is there for."""
+        said = {target for session, (target, _) in self._sessions.items() if session.state is not None}
+        return said | self._answered >= self._targets.keys()
+
+    def matches(self, model: ModelInfo | MissingModel, name: str, task: Task) -> bool:
         return model.task == task and name in (model.name, self._alias)
 
     async def pick(self, name: str, task: Task, exclude: Sequence[Session], timeout_seconds: float) -> Choice | None:
@@ -133,6 +146,7 @@ class Pool:
         return (
             state is not None
             and bool(state.models)
+            and not state.missing
             and not state.draining
             and all(model.ready and self._tokenizers.get(model.tokenizer) is not None for model in state.models)
         )

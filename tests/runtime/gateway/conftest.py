@@ -202,22 +202,36 @@ def served_models(models: Path) -> list[ServedModel]:
     ]
 
 
-@pytest.fixture(scope="session")
-def engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One engine with both models, for all tests."""
+@contextlib.contextmanager
+def running_engine(directory: Path, models: list[ServedModel]) -> Iterator[Served]:
     from sixfold_runtime.engine.server import create_engine_app
 
-    config = ConfigDirectory(tmp_path_factory.mktemp("engine-config"))
+    config = ConfigDirectory(directory)
     config.set()
     store = ConfigStore.watching(config.path)
     settings = RuntimeSettings(
-        policy="assistant", models=served_models(models), config_directory=config.path, device="cpu", drain_seconds=1
+        policy="assistant", models=models, config_directory=config.path, device="cpu", drain_seconds=1
     )
     server = ThreadedServer(create_engine_app(settings, store), store)
-    served = Served(f"http://127.0.0.1:{server.port}", config, server.port)
-    wait_until(lambda: served.client.get("/readyz").status_code == 200, "the engine to load its models")
-    yield served
+    yield Served(f"http://127.0.0.1:{server.port}", config, server.port)
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One engine with both models, for all tests."""
+    with running_engine(tmp_path_factory.mktemp("engine-config"), served_models(models)) as served:
+        wait_until(lambda: served.client.get("/readyz").status_code == 200, "the engine to load its models")
+        yield served
+
+
+@pytest.fixture
+def new_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
+    """Starts engines, loaded or not, that stop with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *models: stack.enter_context(
+            running_engine(tmp_path_factory.mktemp("engine-config"), list(models))
+        )
 
 
 @dataclass

@@ -12,6 +12,8 @@ from typing import Any
 import openai
 import pytest
 
+from sixfold_api.runtime_config import ServedModel
+from sixfold_api.scalars import Task
 from sixfold_runtime.gateway import dispatch
 
 BODY = {"model": "chat", "prompt": "hello", "max_tokens": 3500, "temperature": 0}
@@ -158,3 +160,21 @@ def test_a_rolling_restart_fails_no_request(
         thread.join(60)
     assert {(status, complete) for status, _, complete in outcomes} == {(200, "True")}
     assert {level for _, level, _ in outcomes[before + 4 :]} == {"3"}
+
+
+def test_a_model_that_is_not_loaded_is_missing_and_not_unknown(
+    new_engine: Any, new_gateway: Any, models: Path, tmp_path: Path, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One model of the engine can't be loaded: the gateway stays unready, and says 503 rather than 404."""
+    monkeypatch.setattr(dispatch, "ENGINE_WAIT_SECONDS", 0.1)
+    broken = ServedModel(name="chat", task=Task.GENERATION, path=str(tmp_path / "absent"))
+    sentiment = ServedModel(name="sentiment", task=Task.CLASSIFICATION, path=str(models / "sentiment"))
+    gateway = new_gateway(new_engine(broken, sentiment).port, ready=False)
+    until(lambda: gateway.client.post("/v1/classify", json={"input": "hello"}).status_code == 200, "the other model")
+    assert gateway.client.get("/readyz").status_code == 503
+    answer = gateway.client.post("/v1/completions", json={"model": "assistant", "prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+    unknown = gateway.client.post("/v1/completions", json={"model": "gpt-4", "prompt": "x"})
+    assert unknown.status_code == 404
+    states = {model["name"]: model["ready"] for model in gateway.client.get("/state").json()["models"]}
+    assert states == {"chat": False, "sentiment": True}
