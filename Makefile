@@ -24,6 +24,7 @@ test: ## every check, fast ones first
 	@$(STAGE) environment $(MAKE) -s .venv/.synced
 	@$(STAGE) lint $(MAKE) -s lint
 	@$(STAGE) unit $(MAKE) -s unit
+	@$(STAGE) kubernetes $(RUN) e2e/cluster/cluster.py binaries
 	@$(STAGE) api $(MAKE) -s api
 	@$(STAGE) runtime $(MAKE) -s runtime
 	@$(STAGE) models $(MAKE) -s models

@@ -26,6 +26,7 @@ sys.path.insert(0, str(REPOSITORY / "e2e" / "cluster"))
 
 import binaries
 import target
+from console import step
 from paths import IMAGES_FILE
 
 Document = dict[str, Any]
@@ -128,28 +129,27 @@ def model_folders() -> dict[str, Path]:
     return {name: Path(folder) for name, folder in folders.items()}
 
 
-def install_operator(cluster: Cluster, *extra: str) -> str:
+def install_operator(cluster: Cluster) -> str:
     """`helm upgrade --install` of the chart with the images that were built last; returns helm's output."""
     images: dict[str, str] = json.loads(IMAGES_FILE.read_text())
     arguments = []
     for name in ("operator", "runtime"):
         repository, _, tag = images[name].rpartition(":")
         arguments += ["--set", f"image.{name}.repository={repository}", "--set", f"image.{name}.tag={tag}"]
-    return cluster.run(
-        "helm",
-        "upgrade",
-        "--install",
-        "sixfold",
-        str(REPOSITORY / "helm" / "sixfold"),
-        "--namespace",
-        SYSTEM_NAMESPACE,
-        "--create-namespace",
-        "--wait",
-        "--timeout",
-        "3m",
-        *arguments,
-        *extra,
-    )
+    with step("installing the operator with Helm"):
+        return _helm_install(cluster, *arguments)
+
+
+def _helm_install(cluster: Cluster, *arguments: str) -> str:
+    chart = str(REPOSITORY / "helm" / "sixfold")
+    place = ("--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "3m")
+    try:
+        return cluster.run("helm", "upgrade", "--install", "sixfold", chart, *place, *arguments)
+    except CommandError as problem:
+        where = ("-n", SYSTEM_NAMESPACE)
+        pods = cluster.kubectl("get", "pods", *where)
+        log = cluster.kubectl("logs", *where, "-l", "app.kubernetes.io/name=sixfold", "--tail=15")
+        raise CommandError(f"{problem}\n{pods}\n{log}") from problem
 
 
 def fill_models_claim(namespace: str, folders: dict[str, Path]) -> None:

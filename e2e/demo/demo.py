@@ -36,7 +36,7 @@ PATCH = f"""kubectl patch ipol {POLICY} -n {NAMESPACE} --type=merge -p '{{"spec"
 CURL = f"""curl -N localhost:8000/v1/chat/completions -H 'Authorization: Bearer {KEY}' \\
     -H 'Content-Type: application/json' \\
     -d '{{"model": "{POLICY}", "stream": true, "messages": [{{"role": "user", "content": "Who is there?"}}]}}'"""
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def apply_examples(cluster: Cluster) -> None:
             nonlocal said
             now = condition(cluster.get(NAMESPACE, "ipol", POLICY), "Ready")
             words = f"Ready={now['status']} {now['reason']}: {now['message']}"
-            if words != said:
+            if words != said and now["status"] != "Absent":
                 said = words
                 status.console.print(f"  {words}")
             return bool(now["status"] == "True")
@@ -104,6 +104,7 @@ async def show_chat(http: httpx.AsyncClient) -> None:
         "messages": [{"role": "user", "content": question}],
         "stream": True,
         "max_tokens": 120,
+        "temperature": 0.6,
         "seed": 7,
         "stream_options": {"include_usage": True},
     }
@@ -126,7 +127,7 @@ async def show_chat(http: httpx.AsyncClient) -> None:
 
 async def show_classification(http: httpx.AsyncClient) -> None:
     heading("Classification: one forward pass, no decoding loop")
-    texts = ["A moving, funny and beautifully acted film.", "Two hours of my life that I will never get back."]
+    texts = ["A moving, funny and beautifully acted film.", "Dull, clumsy and far too long: a waste of a good cast."]
     answer = await http.post("/v1/classify", json={"model": POLICY, "input": texts})
     answer.raise_for_status()
     for text, result in zip(texts, answer.json()["data"], strict=True):
