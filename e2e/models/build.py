@@ -21,9 +21,9 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cache import folder_bytes
+from cache import cached_folder, content_key, folder_bytes
 from progress import CONSOLE
-from sources import SourceError
+from sources import MINILM, VADER, SourceError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 MODELS = ("chat", "chat-draft", "sentiment")
@@ -47,7 +47,6 @@ def main() -> int:
 
 def build(names: list[str], rebuild_pair: bool) -> dict[str, Path]:
     """Folder of each named model. Raises SourceError when a package that a build needs can't be had."""
-    # Torch and transformers take seconds to import: only where something is built.
     if rebuild_pair:
         from pair import build_pair
 
@@ -55,16 +54,25 @@ def build(names: list[str], rebuild_pair: bool) -> dict[str, Path]:
             shutil.copytree(folder, EXAMPLES / name, dirs_exist_ok=True)
     folders = {name: EXAMPLES / name for name in names if name != "sentiment"}
     if "sentiment" in names:
-        from classifier import classifier_folder
-
-        folders["sentiment"] = classifier_folder()
+        key = content_key(("classifier", "reviews"), [MINILM, VADER])
+        folders["sentiment"] = cached_folder("sentiment", key, _build_sentiment) / "sentiment"
     return folders
+
+
+def _build_sentiment(folder: Path) -> None:
+    # Torch and transformers take seconds to import: only where something is built.
+    from classifier import build_classifier
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # a fresh head would be reported as missing weights
+    logging.disable_progress_bar()
+    build_classifier(folder)
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=MODELS, help="build only this model (may be repeated)")
-    parser.add_argument("--rebuild-pair", action="store_true", help="train chat and chat-draft again (25 minutes)")
+    parser.add_argument("--rebuild-pair", action="store_true", help="train chat and chat-draft again (half an hour)")
     return parser.parse_args()
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from cache import cached_folder, content_key, folder_bytes
+from cache import folder_bytes
 from progress import Stage
 from reviews import LABELS, Review, load_heldout_reviews, load_training_reviews
 from sources import MINILM, VADER, unpacked
@@ -32,12 +32,6 @@ class Figures:
     majority_accuracy: float
     confusion: tuple[tuple[int, int], tuple[int, int]]
     reviews: int
-
-
-def classifier_folder() -> Path:
-    """The model folder in the cache, built on the first call; ``heldout_reviews.jsonl`` lies beside it."""
-    key = content_key(("classifier", "reviews"), [MINILM, VADER])
-    return cached_folder("sentiment", key, build_classifier) / "sentiment"
 
 
 def build_classifier(folder: Path) -> None:
@@ -123,10 +117,11 @@ def write_heldout_reviews(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def classifier_card(parameters: int, bytes_: int, figures: Figures) -> str:
+def classifier_card(parameters: int, size_bytes: int, figures: Figures) -> str:
+    """The model card."""
     (true_negative, false_positive), (false_negative, true_positive) = figures.confusion
     return f"""---
-license: mit
+license: apache-2.0
 language: en
 library_name: transformers
 pipeline_tag: text-classification
@@ -134,22 +129,24 @@ pipeline_tag: text-classification
 # sentiment
 
 Tells whether an English sentence of a film review is `negative` or `positive`. {parameters:,} parameters,
-{bytes_ / 1e6:.0f} MB in float32: the six-layer MiniLM trunk of `{MINILM.requirement}` ({MINILM.licence}; SHA-256
-`{MINILM.sha256}`) with a fresh head, fine-tuned as a whole.
+{size_bytes / 1e6:.0f} MB in float32: the six-layer MiniLM trunk of the Python package `{MINILM.requirement}`
+(wheel, SHA-256 `{MINILM.sha256}`; {MINILM.licence})
+with a fresh head, fine-tuned as a whole for {EPOCHS} epochs.
 
 ## Figures on held-out reviews
 | | |
 | --- | --- |
 | accuracy over {figures.reviews:,} reviews | {figures.accuracy:.3f} |
 | always the commoner label | {figures.majority_accuracy:.3f} |
-| negative: found / missed | {true_negative} / {false_positive} |
-| positive: found / missed | {true_positive} / {false_negative} |
+| negative reviews: called negative / positive | {true_negative} / {false_positive} |
+| positive reviews: called negative / positive | {false_negative} / {true_positive} |
 
 ## Data
 Movie part of C.J. Hutto and E. Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media
-Text", ICWSM 2014: sentences rated by people from -4 to 4, from the sdist of `{VADER.requirement}` ({VADER.licence};
-SHA-256 `{VADER.sha256}`). The sign of the mean rating is the label; a tenth, drawn with a fixed seed, is held out and
-lies beside this folder as `heldout_reviews.jsonl`.
+Text", ICWSM 2014: sentences rated by people from -4 to 4, from the Python package `{VADER.requirement}` (sdist, SHA-256
+`{VADER.sha256}`; {VADER.licence}).
+The sign of the mean rating is the label; a tenth, drawn with a fixed seed, is held out and lies beside this folder as
+`heldout_reviews.jsonl`.
 
 ## Build again
 `.venv/bin/python e2e/models/build.py --only sentiment`

