@@ -18,6 +18,8 @@ GATEWAY, ENGINE, CLASSIFIER, PREPARE = "gateway", "engine", "classifier", "prepa
 
 GATEWAY_PORT = 8000
 ENGINE_PORT = 8001
+DRAIN_SECONDS = 120
+"""How long running requests may finish after SIGTERM; the pods' grace period is longer than that."""
 CONFIG_DIRECTORY = "/etc/sixfold/config"
 CONFIG_KEY = "config.json"
 API_KEYS_DIRECTORY = "/etc/sixfold/api-keys"

@@ -77,6 +77,19 @@ async def test_engine_killed(cluster: Cluster, namespace: str, gateway: str) -> 
     await asyncio.to_thread(wait_ready, cluster, namespace, "assistant")
 
 
+async def test_another_variant_takes_over_under_load(cluster: Cluster, namespace: str, gateway: str) -> None:
+    """A new variantRef rolls the engine; every stream that is asked for meanwhile is answered whole."""
+    cluster.apply(namespace, variant("chat-next", "pvc://models/chat-draft"))
+    async with Traffic(gateway, KEY, "assistant", clients=4) as traffic:
+        for name in ("chat-next", "chat"):
+            change = {"spec": {"generation": {"variantRef": {"name": name}}}}
+            await asyncio.to_thread(cluster.patch, namespace, "ipol", "assistant", change)
+            await asyncio.to_thread(wait_ready, cluster, namespace, "assistant")
+    cluster.kubectl("delete", "mvar", "-n", namespace, "chat-next")
+    assert not traffic.failed, traffic.failed[:3]
+    assert traffic.outcomes
+
+
 def test_a_gpu_that_no_node_has(cluster: Cluster, namespace: str) -> None:
     """The scheduler's own words reach the policy's conditions."""
     if has_gpu(cluster):

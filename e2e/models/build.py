@@ -19,6 +19,7 @@ from pathlib import Path
 
 # Before torch starts its threads. One thread repeats to the last bit and is the faster on a machine that others use.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # a fresh head would be reported as missing weights
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cache import cached_folder, content_key, folder_bytes
@@ -56,16 +57,21 @@ def build(names: list[str], rebuild_pair: bool) -> dict[str, Path]:
     if "sentiment" in names:
         key = content_key(("classifier", "reviews"), [MINILM, VADER])
         folders["sentiment"] = cached_folder("sentiment", key, _build_sentiment) / "sentiment"
+        _link(EXAMPLES / "sentiment", folders["sentiment"])
     return folders
+
+
+def _link(link: Path, folder: Path) -> None:
+    """Make the folder appear beside the committed models: `--claim models=examples/models` then finds all three."""
+    if link.is_symlink():
+        link.unlink()
+    link.symlink_to(folder, target_is_directory=True)
 
 
 def _build_sentiment(folder: Path) -> None:
     # Torch and transformers take seconds to import: only where something is built.
     from classifier import build_classifier
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()  # a fresh head would be reported as missing weights
-    logging.disable_progress_bar()
     build_classifier(folder)
 
 

@@ -21,9 +21,9 @@ from sixfold_runtime.settings import RuntimeSettings
 
 log = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 64 * 2**20
-LAME_DUCK_SHARE = 0.1
-"""Share of drain_seconds during which a stopping gateway, already unready, still takes new requests: load
-balancers learn of it a moment later."""
+LAME_DUCK_SECONDS = 2.5
+"""How long a stopping gateway, already unready, still takes new requests: load balancers learn of it a moment
+later."""
 
 
 class ServeError(Exception):
@@ -110,7 +110,7 @@ def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.so
         app = create_gateway_app(settings, config)
     except ValueError as error:
         raise ServeError(str(error)) from error
-    lame_duck_seconds = settings.drain_seconds * LAME_DUCK_SHARE
+    lame_duck_seconds = min(LAME_DUCK_SECONDS, settings.drain_seconds)
 
     async def quiesce() -> None:
         app.state.gateway.draining = True

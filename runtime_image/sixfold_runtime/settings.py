@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from sixfold_api.names import ENGINE_PORT, GATEWAY_PORT
+from sixfold_api.names import DRAIN_SECONDS, ENGINE_PORT, GATEWAY_PORT
 from sixfold_api.runtime_config import ServedModel
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -38,5 +38,5 @@ class RuntimeSettings(BaseSettings):
     """Where the Secret with the API keys is mounted; without it the gateway is open."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """auto takes CUDA where a device is there, else the CPU."""
-    drain_seconds: float = 25.0
+    drain_seconds: float = DRAIN_SECONDS
     """How long running requests may finish after SIGTERM."""

@@ -10,6 +10,7 @@ from sixfold_api.names import (
     API_KEYS_DIRECTORY,
     CLASSIFIER,
     CONFIG_DIRECTORY,
+    DRAIN_SECONDS,
     ENGINE,
     ENGINE_PORT,
     ENV_API_KEYS_DIRECTORY,
@@ -50,8 +51,6 @@ ARTIFACTS_ANNOTATION = f"{GROUP}/artifacts"
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 PRE_STOP_SECONDS = 3
 """A pod that ends keeps answering while endpoints and DNS forget it."""
-DRAIN_SECONDS = 25
-"""How long the runtime lets running requests finish (its setting drain_seconds)."""
 STARTUP_SECONDS = 600
 """How long a process may take until it answers /healthz; loading a model comes after, under readiness."""
 
