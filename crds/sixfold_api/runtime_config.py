@@ -30,7 +30,7 @@ class StreamingConfig(ConfigModel):
 class RateLimitConfig(ConfigModel):
     """A gateway's own share of the policy's limit."""
 
-    requests_per_second: Annotated[float, Field(gt=0)]
+    requests_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     burst: Annotated[int, Field(ge=1)]
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from sixfold_api.runtime_config import RateLimitConfig
 from sixfold_runtime.gateway.limits import Bucket, RateLimiter, take
 
+# Through a function: hypothesis would also fill in the fields' wire names.
 LIMITS = st.builds(
-    RateLimitConfig,
+    lambda requests_per_second, burst: RateLimitConfig(requests_per_second=requests_per_second, burst=burst),
     requests_per_second=st.floats(0.01, 1000, allow_nan=False),
     burst=st.integers(1, 100),
 )
