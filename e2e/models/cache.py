@@ -36,7 +36,8 @@ def cached_folder(name: str, key: str, build: Callable[[Path], None]) -> Path:
     try:
         build(scratch)
         scratch.chmod(0o755)
-        scratch.rename(folder)
+        if not folder.exists():  # another process may have been faster
+            scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
