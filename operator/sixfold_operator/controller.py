@@ -24,6 +24,8 @@ from sixfold_operator.settings import OperatorSettings
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 5.0
+FIRST_RESYNC_SECONDS = 10.0
+"""What was deleted after the first listing and before kopf's watches began is told by nobody."""
 STALE_TICK_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 60.0
 STALLED_SECONDS = 2 * RECONCILE_TIMEOUT_SECONDS
@@ -184,7 +186,7 @@ class Controller:
                 self._workers.enqueue(Key(kind, namespace, name))
 
     async def _tick(self) -> None:
-        resync_seconds = self._clock.monotonic() + self._settings.resync_seconds
+        resync_seconds = self._clock.monotonic() + min(FIRST_RESYNC_SECONDS, self._settings.resync_seconds)
         while True:
             now = self._last_tick_seconds = self._clock.monotonic()
             metrics.LAST_TICK.set(self._clock.now().timestamp())
