@@ -1,6 +1,8 @@
 # The verbs a person types. `make help` lists them.
 SHELL := /bin/bash
 export SIXFOLD_CACHE ?= $(HOME)/.cache/sixfold
+# uv, where the machine has none: the environment is made with it, and the models' data come through it.
+export PATH := $(PATH):$(SIXFOLD_CACHE)/uv/bin
 UV := $(shell command -v uv || echo $(SIXFOLD_CACHE)/uv/bin/uv)
 RUN := .venv/bin/python
 STAGE := ./e2e/stage

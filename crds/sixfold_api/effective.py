@@ -41,23 +41,21 @@ def effective(spec: InferencePolicySpec, target_level: int | None = None) -> Eff
 
 
 def _mode_status(mode: Mode, spec: InferencePolicySpec, level: int) -> ModeStatus:
-    match mode:
-        case Mode.COMPRESSED_STREAMING:
-            if spec.streaming.compression is Compression.OFF:
-                return ModeStatus(name=mode, state=ModeState.OFF, reason="spec.streaming.compression is Off")
-            if spec.generation is None:
-                return ModeStatus(
-                    name=mode,
-                    state=ModeState.UNSUPPORTED,
-                    reason="nothing streams: the policy has no spec.generation",
-                )
-    if level < LEVEL_FROM[mode]:
-        return ModeStatus(
-            name=mode,
-            state=ModeState.BELOW_LEVEL,
-            reason=f"on from level {LEVEL_FROM[mode]}; the level is {level}",
-        )
-    return ModeStatus(name=mode, state=ModeState.ACTIVE)
+    state, reason = _configured(mode, spec)
+    if state is ModeState.ACTIVE and level < LEVEL_FROM[mode]:
+        state, reason = ModeState.BELOW_LEVEL, f"on from level {LEVEL_FROM[mode]}; the level is {level}"
+    return ModeStatus(name=mode, state=state, reason=reason)
+
+
+def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
+    """What a mode would do at the highest level, and why not if it doesn't run there."""
+    if mode is not Mode.COMPRESSED_STREAMING:
+        return ModeState.UNSUPPORTED, "this version of Sixfold doesn't have it"
+    if spec.streaming.compression is Compression.OFF:
+        return ModeState.OFF, "spec.streaming.compression is Off"
+    if spec.generation is None:
+        return ModeState.UNSUPPORTED, "nothing streams: the policy has no spec.generation"
+    return ModeState.ACTIVE, ""
 
 
 def _rate_limit_share(spec: InferencePolicySpec) -> RateLimitConfig | None:

@@ -8,12 +8,29 @@ MAX_LEVEL = 3
 
 
 class Mode(StrEnum):
-    """The modes that this version can run. The others of the design join with their features."""
+    """What saves cost. A mode's fields join the schema with the feature that obeys them; until then it is
+    reported as unsupported."""
 
+    QUANTIZED = "Quantized"
+    SPECULATIVE = "Speculative"
+    EARLY_EXIT = "EarlyExit"
+    SUBGRAPHS = "Subgraphs"
+    KV_CACHE_REUSE = "KVCacheReuse"
+    SAMPLER_PIPELINE = "SamplerPipeline"
+    DYNAMIC_BATCHING = "DynamicBatching"
     COMPRESSED_STREAMING = "CompressedStreaming"
 
 
-LEVEL_FROM: dict[Mode, int] = {Mode.COMPRESSED_STREAMING: 3}
+LEVEL_FROM: dict[Mode, int] = {
+    Mode.QUANTIZED: 1,
+    Mode.SPECULATIVE: 2,
+    Mode.EARLY_EXIT: 3,
+    Mode.SUBGRAPHS: 3,
+    Mode.KV_CACHE_REUSE: 3,
+    Mode.SAMPLER_PIPELINE: 3,
+    Mode.DYNAMIC_BATCHING: 3,
+    Mode.COMPRESSED_STREAMING: 3,
+}
 """The rollback level from which a mode is on. Levels are fixed so that a number means the same everywhere."""
 
 

@@ -51,7 +51,7 @@ def test_a_level_reaches_config_map_and_pods_without_rolling_them(scene: Any) ->
     assert status["level"]["target"] == 0
     assert status["config"]["pods"] == 2
     assert status["config"]["applied"] == 0
-    assert {mode["state"] for mode in status["modes"]} == {"BelowLevel"}
+    assert {mode["name"]: mode["state"] for mode in status["modes"]}["CompressedStreaming"] == "BelowLevel"
     assert any(event["reason"] == "LevelChanged" for event in api.list("Event"))
 
 
@@ -100,7 +100,8 @@ def test_what_pods_report_reaches_the_status(scene: Any, pod_reports: Any) -> No
     api.patch("InferencePolicy", "bot", {"spec": {"rollbackLevel": 3}})
 
     def mode() -> bool:
-        (entry,) = api.get("InferencePolicy", "bot")["status"]["modes"]
+        modes = api.get("InferencePolicy", "bot")["status"]["modes"]
+        (entry,) = (mode for mode in modes if mode["name"] == "CompressedStreaming")
         return entry["state"] == "Unsupported" and "no zstd" in entry["reason"]
 
     scene.eventually("the mode is reported as unsupported", mode)

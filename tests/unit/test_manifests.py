@@ -141,9 +141,8 @@ def test_explain_tells_who_set_what() -> None:
     assert (rows["/rollbackLevel"]["value"], rows["/rollbackLevel"]["setBy"]) == ("2", "Level")
     assert rows["/gateway/rateLimit/burst"]["setBy"] == "Spec"
     assert rows["/streaming/level"]["setBy"] == "Default"
-    assert explained["modes"] == [
-        {"name": "CompressedStreaming", "state": "BelowLevel", "reason": "on from level 3; the level is 2"}
-    ]
+    below = {"name": "CompressedStreaming", "state": "BelowLevel", "reason": "on from level 3; the level is 2"}
+    assert below in explained["modes"]
     table = CliRunner().invoke(app, ["explain", "policy", "assistant", "-f", str(EXAMPLES)])
     assert table.exit_code == 0
     assert "CompressedStreaming" in table.stdout
