@@ -53,7 +53,8 @@ def test_the_pair_shares_one_tokenizer() -> None:
 
 
 def test_what_a_chat_needs_is_there(model: LoadedModel) -> None:
-    assert model.stop_strings == ("\n\n",)
+    # A draft only proposes tokens: its target decides where an answer ends.
+    assert model.stop_strings == (() if model.served.name == "chat-draft" else ("\n\n",))
     assert model.context_tokens >= 4096
     assert model.eos_ids
 
