@@ -16,17 +16,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CLUSTER_TOOL = REPOSITORY / "e2e" / "cluster" / "cluster.py"
 SYSTEM_NAMESPACE = "sixfold-system"
+JOURNEY_KEY = "journey-key-1"
+"""The API key of the journeys' only tenant."""
 sys.path.insert(0, str(REPOSITORY / "e2e" / "cluster"))
 
 import binaries
 import target
-from console import step
+from console import HarnessError, step
 from paths import IMAGES_FILE
 
 Document = dict[str, Any]
@@ -104,11 +107,15 @@ def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, target: st
 
 
 def connect() -> Cluster:
-    """The cluster that is up, or a clear error."""
+    """The cluster that is up. Raises CommandError where none is, or where its programs can't be had."""
     path = os.environ["PATH"]
-    if not (shutil.which("kubectl") and shutil.which("helm")):
-        path = f"{path}:{binaries.ensure()}"
-    return Cluster({**os.environ, "KUBECONFIG": str(target.in_use().kubeconfig), "PATH": path})
+    try:
+        kubeconfig = str(target.in_use().kubeconfig)
+        if not (shutil.which("kubectl") and shutil.which("helm")):
+            path = f"{path}:{binaries.ensure()}"
+    except HarnessError as problem:
+        raise CommandError(str(problem)) from problem
+    return Cluster({**os.environ, "KUBECONFIG": kubeconfig, "PATH": path})
 
 
 def bring_up() -> Cluster:
@@ -121,6 +128,7 @@ def bring_up() -> Cluster:
     return cluster
 
 
+@cache
 def model_folders() -> dict[str, Path]:
     """Folders of the example models by name, built where they aren't there yet."""
     builder = [sys.executable, str(REPOSITORY / "e2e" / "models" / "build.py")]

@@ -12,9 +12,7 @@ import pytest
 E2E = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(E2E))
 
-from stack import REPOSITORY, Cluster, bring_up, fill_models_claim, model_folders, wait_ready
-
-KEY = "journey-key-1"
+from stack import JOURNEY_KEY, REPOSITORY, Cluster, bring_up, fill_models_claim, model_folders, wait_ready
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +28,12 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("create", "namespace", name)
     fill_models_claim(name, model_folders())
     cluster.kubectl("apply", "-n", name, "-f", str(REPOSITORY / "examples"))
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "demo-api-keys"}, "stringData": {"alice": KEY}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "demo-api-keys"},
+        "stringData": {"alice": JOURNEY_KEY},
+    }
     cluster.apply(name, secret)
     wait_ready(cluster, name, "assistant")
     yield name

@@ -7,12 +7,11 @@ import asyncio
 import httpx
 import pytest
 from levels import LevelMeter
-from stack import Cluster, condition, wait_until
+from stack import JOURNEY_KEY, Cluster, condition, wait_until
 from traffic import Traffic, percentile, stream_chat
 
 CHANGES = 20
 GOAL_SECONDS = 2.0
-KEY = "journey-key-1"
 
 
 async def test_levels_move_under_load(
@@ -21,7 +20,7 @@ async def test_levels_move_under_load(
     meter = LevelMeter(cluster, namespace, "assistant")
     restarts = pod_starts(cluster, namespace)
     moves = []
-    async with Traffic(gateway, KEY, "assistant") as traffic:
+    async with Traffic(gateway, JOURNEY_KEY, "assistant") as traffic:
         for change in range(CHANGES):
             moves.append(await asyncio.to_thread(meter.move, (2, 3, 0, 1)[change % 4]))
     seconds = [move.reported_seconds for move in moves]
@@ -43,7 +42,7 @@ async def test_a_request_runs_at_the_level_of_the_pods(cluster: Cluster, namespa
     async with httpx.AsyncClient(base_url=gateway, timeout=60) as http:
         for level, encoding in ((2, "identity"), (3, "zstd")):
             await asyncio.to_thread(meter.move, level)
-            outcome = await stream_chat(http, KEY, "assistant", "Who is there?", 24)
+            outcome = await stream_chat(http, JOURNEY_KEY, "assistant", "Who is there?", 24)
             assert (outcome.error, outcome.level, outcome.encoding) == ("", str(level), encoding)
             await asyncio.to_thread(wait_until, "status", lambda level=level: status_says(cluster, namespace, level))
 

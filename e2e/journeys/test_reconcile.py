@@ -9,16 +9,23 @@ from typing import Any
 import httpx
 import pytest
 from levels import LevelMeter
-from stack import SYSTEM_NAMESPACE, Cluster, condition, fill_models_claim, model_folders, wait_ready, wait_until
+from stack import (
+    JOURNEY_KEY,
+    SYSTEM_NAMESPACE,
+    Cluster,
+    condition,
+    fill_models_claim,
+    model_folders,
+    wait_ready,
+    wait_until,
+)
 from traffic import Traffic, stream_chat
-
-KEY = "journey-key-1"
 
 
 async def test_operator_killed_in_the_middle_of_a_change(cluster: Cluster, namespace: str, gateway: str) -> None:
     """A patch that lands while the operator is dead is carried out by its successor; streams don't notice."""
     meter = LevelMeter(cluster, namespace, "assistant")
-    async with Traffic(gateway, KEY, "assistant", clients=4) as traffic:
+    async with Traffic(gateway, JOURNEY_KEY, "assistant", clients=4) as traffic:
         cluster.kubectl(
             "delete",
             "pod",
@@ -57,7 +64,9 @@ async def test_engine_killed(cluster: Cluster, namespace: str, gateway: str) -> 
     (engine,) = cluster.list(namespace, "pods", "sixfold.dev/policy=assistant,sixfold.dev/component=engine")
     cluster.kubectl("delete", "pod", "-n", namespace, engine["metadata"]["name"], "--grace-period=0", "--force")
     seen: list[int] = []
-    async with httpx.AsyncClient(base_url=gateway, timeout=60, headers={"Authorization": f"Bearer {KEY}"}) as http:
+    async with httpx.AsyncClient(
+        base_url=gateway, timeout=60, headers={"Authorization": f"Bearer {JOURNEY_KEY}"}
+    ) as http:
 
         async def ask() -> int:
             body = {"model": "assistant", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 4}
@@ -80,7 +89,7 @@ async def test_engine_killed(cluster: Cluster, namespace: str, gateway: str) -> 
 async def test_another_variant_takes_over_under_load(cluster: Cluster, namespace: str, gateway: str) -> None:
     """A new variantRef rolls the engine; every stream that is asked for meanwhile is answered whole."""
     cluster.apply(namespace, variant("chat-next", "pvc://models/chat-draft"))
-    async with Traffic(gateway, KEY, "assistant", clients=4) as traffic:
+    async with Traffic(gateway, JOURNEY_KEY, "assistant", clients=4) as traffic:
         for name in ("chat-next", "chat"):
             change = {"spec": {"generation": {"variantRef": {"name": name}}}}
             await asyncio.to_thread(cluster.patch, namespace, "ipol", "assistant", change)
@@ -155,7 +164,7 @@ def test_a_namespace_goes_while_the_operator_is_away(cluster: Cluster) -> None:
 
 async def ask_once(gateway: str) -> Any:
     async with httpx.AsyncClient(base_url=gateway, timeout=60) as http:
-        return await stream_chat(http, KEY, "assistant", "Who is there?", 8)
+        return await stream_chat(http, JOURNEY_KEY, "assistant", "Who is there?", 8)
 
 
 def has_gpu(cluster: Cluster) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
-from stack import Cluster
-
-KEY = "journey-key-1"
+from stack import JOURNEY_KEY, Cluster
 
 
 @pytest.fixture
 def client(gateway: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway}/v1", api_key=KEY, max_retries=0)
+    return openai.OpenAI(base_url=f"{gateway}/v1", api_key=JOURNEY_KEY, max_retries=0)
 
 
 def test_chat_and_stream_give_the_same_answer(client: openai.OpenAI) -> None:
@@ -38,7 +36,7 @@ def test_classification_goes_to_the_classifier(cluster: Cluster, namespace: str,
     answer = httpx.post(
         f"{gateway}/v1/classify",
         json={"model": "assistant", "input": texts},
-        headers={"Authorization": f"Bearer {KEY}"},
+        headers={"Authorization": f"Bearer {JOURNEY_KEY}"},
     )
     assert answer.status_code == 200
     labels = [result["label"] for result in answer.json()["data"]]
