@@ -30,6 +30,16 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """Stop strings; none of them ever reaches the client."""
+    top_k: int = 0
+    """Draw from the k most likely tokens only; 0 is all."""
+    repetition_penalty: float = 1.0
+    """Divides the logits above 0 of tokens that occur in prompt or answer, and multiplies those below."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit once for each time that it occurs in the answer."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that occurs in the answer."""
+    logprobs: int | None = None
+    """Report each token's log-probability, and those of this many alternatives."""
 
 
 class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
@@ -41,6 +51,8 @@ class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
     sampling: Sampling
     tenant: str = ""
     arm: str = "stable"
+    speculative: bool = True
+    """False: plain decoding for this request, whatever the level."""
 
 
 class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
@@ -66,6 +78,17 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     ids: list[str]
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The log-probability of a token under the model, before penalties, temperature and cuts."""
+
+    token_id: int
+    logprob: float
+    token: bytes = b""
+    """The token's own bytes, which need not be whole characters."""
+    top: list[TokenLogprob] = []
+    """The most likely tokens in its place, best first; empty inside of this list."""
+
+
 class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one step added to one stream. `text` is whole characters and never part of a stop string."""
 
@@ -75,6 +98,8 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that this step added, also when their text is still held back."""
     level: int | None = None
     """Rollback level at admission; in the first chunk only."""
+    logprobs: list[TokenLogprob] = []
+    """Of the tokens that this step added, if they were asked for."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -112,6 +137,10 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag="done"):
     scores: list[LabelScore] = []
     """A classification's labels, best first; softmax over all labels."""
     failure: Failure | None = None
+    drafted_tokens: int = 0
+    """Tokens that a draft model proposed for this request."""
+    accepted_tokens: int = 0
+    """Tokens among them that the target accepted and the answer holds."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
