@@ -8,9 +8,17 @@ from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.conditions import Conditions
+from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
 from sixfold_api.pods import PodSettings, SecretRef, VariantRef
-from sixfold_api.scalars import AcceleratorType, Compression, ExtendedResource, RolloutStrategy, Unquoted
+from sixfold_api.scalars import (
+    AcceleratorType,
+    Compression,
+    ExtendedResource,
+    FullWeights,
+    RolloutStrategy,
+    Unquoted,
+)
 
 
 class Accelerator(ApiModel):
@@ -42,6 +50,9 @@ class EngineSpec(ApiModel):
     strategy: RolloutStrategy = RolloutStrategy.AUTO
     """How a changed pod template rolls out. Surge starts a new pod before an old one stops and needs a spare
     accelerator; Replace stops an old one first. Auto means Surge on CPU and for a lone GPU pod, else Replace."""
+    full_weights: FullWeights | None = None
+    """Full weights beside quantised ones. Resident keeps both on the device: a level change takes no time and the
+    memory is not saved. Swap exchanges them: requests wait meanwhile. Absent or Auto means Resident where both fit."""
     pod: PodSettings = PodSettings()
     """Placement and size of the pods."""
 
@@ -68,13 +79,6 @@ class GatewaySpec(ApiModel):
     """Placement and size of the pods."""
 
 
-class GenerationSpec(ApiModel):
-    """Text generation: /v1/chat/completions and /v1/completions."""
-
-    variant_ref: VariantRef
-    """The ModelVariant with task Generation that answers."""
-
-
 class ClassificationSpec(ApiModel):
     """Classification in one forward pass: /v1/classify."""
 
@@ -82,6 +86,14 @@ class ClassificationSpec(ApiModel):
     """The ModelVariant with task Classification that answers."""
     engine: EngineSpec | None = None
     """A Deployment of its own for the classifier; absent means that spec.engine serves it too."""
+
+    rules = (
+        Rule(
+            "!has(self.engine) || !has(self.engine.fullWeights)",
+            "fullWeights is for the engine that generates: remove it from classification.engine",
+            lambda c: c.engine is None or c.engine.full_weights is None,
+        ),
+    )
 
 
 class StreamingSpec(ApiModel):
@@ -120,6 +132,14 @@ class InferencePolicySpec(SpecModel):
             "!has(self.classification) || !has(self.classification.engine) || has(self.generation)",
             "spec.classification.engine is for policies that generate too; without spec.generation use spec.engine",
             lambda s: s.classification is None or s.classification.engine is None or s.generation is not None,
+        ),
+        Rule(
+            "!has(self.engine) || !has(self.engine.fullWeights)"
+            " || (has(self.generation) && has(self.generation.quantized))",
+            "engine.fullWeights is for policies with generation.quantized; remove it",
+            lambda s: (
+                s.engine.full_weights is None or (s.generation is not None and s.generation.quantized is not None)
+            ),
         ),
     )
 
@@ -166,6 +186,8 @@ class EngineStatus(StatusModel):
     """Pods that are ready."""
     selector: Annotated[str, StringConstraints(max_length=512)] = ""
     """Label selector of the pods."""
+    full_weights: FullWeights | None = None
+    """Resident or Swap, as the pods decided; absent without quantised weights."""
 
 
 class InferencePolicyStatus(StatusModel):
@@ -190,4 +212,5 @@ class InferencePolicyStatus(StatusModel):
     engine: EngineStatus | None = None
     """Engine pods."""
     conditions: Conditions = []
-    """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict and OpenGateway while they hold."""
+    """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, DraftShortened while
+    they hold."""

@@ -12,8 +12,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from sixfold_api.base import ApiModel, StatusModel
+from sixfold_api.generation import MAX_DRAFT_TOKENS, Acceptance, DraftDevice, DraftLength, Guard, Overlap
 from sixfold_api.modes import MAX_LEVEL, Mode
-from sixfold_api.scalars import Compression, Task
+from sixfold_api.scalars import Compression, FullWeights, Task
 
 
 class ConfigModel(ApiModel):
@@ -34,6 +35,23 @@ class RateLimitConfig(ConfigModel):
     burst: Annotated[int, Field(ge=1)]
 
 
+class SpeculativeConfig(ConfigModel):
+    num_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)]
+    length: DraftLength = DraftLength.COST_MODEL
+    acceptance: Acceptance = Acceptance.LOSSLESS
+    min_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of acceptance Threshold."""
+    guard: Guard = Guard.COHERENCE
+    min_cosine: Annotated[float, Field(ge=0, le=1)] = 0.6
+
+
+class SamplerPipelineConfig(ConfigModel):
+    workers: Annotated[int, Field(ge=1)]
+    overlap: Overlap = Overlap.AUTO
+    buffer_bytes: int | None = None
+    """Of one of the two buffers; None is what the largest batch needs."""
+
+
 class EffectiveConfig(ConfigModel):
     """The settings that a pod obeys."""
 
@@ -41,6 +59,10 @@ class EffectiveConfig(ConfigModel):
     active_modes: tuple[Mode | str, ...]
     streaming: StreamingConfig
     rate_limit: RateLimitConfig | None = None
+    speculative: SpeculativeConfig | None = None
+    """None while the mode is off."""
+    sampler_pipeline: SamplerPipelineConfig | None = None
+    """None while the mode is off."""
 
     def is_active(self, mode: Mode) -> bool:
         return mode in self.active_modes
@@ -73,6 +95,23 @@ class RuntimeConfig(ConfigModel):
     provenance: tuple[Provenance, ...] = ()
 
 
+class WeightSet(ApiModel):
+    """Other weights of a served model."""
+
+    name: str
+    """Name of the ModelVariant."""
+    path: str
+    """Folder in the container."""
+    digest: str = ""
+    """Digest that the preparation recorded."""
+
+
+class Draft(WeightSet):
+    """The model that drafts for a served model."""
+
+    device: DraftDevice = DraftDevice.AUTO
+
+
 class ServedModel(ApiModel):
     """One model that an engine pod loads."""
 
@@ -83,6 +122,12 @@ class ServedModel(ApiModel):
     """Folder in the container."""
     digest: str = ""
     """Digest that the preparation recorded; the engine keys caches by it."""
+    quantized: WeightSet | None = None
+    """What answers in place of these weights while the mode Quantized is on."""
+    full_weights: FullWeights = FullWeights.AUTO
+    """Where these weights are meanwhile."""
+    draft: Draft | None = None
+    """What drafts while the mode Speculative is on."""
 
 
 class Role(StrEnum):
@@ -96,6 +141,16 @@ class ModelState(StatusModel):
     task: Task
     ready: bool
     error: str = ""
+    weights: str = ""
+    """Name of the ModelVariant whose weights new requests get."""
+    full_weights: FullWeights | None = None
+    """Resident or Swap; None without quantised weights."""
+    swap_seconds: float | None = None
+    """How long the last exchange of weights took."""
+    weights_error: str = ""
+    """Why the weights that the level asks for can't be loaded; those that ran before go on."""
+    draft_shortened: str = ""
+    """Why drafts are shorter than the policy allows: memory."""
 
 
 class PodState(StatusModel):

@@ -80,6 +80,24 @@ Quantity = Annotated[
 ]
 """A Kubernetes resource quantity such as `500m`, `4Gi` or a bare number."""
 
+Fraction = Annotated[str, StringConstraints(pattern=r"^(0(\.[0-9]{1,6})?|1(\.0{1,6})?)$", max_length=8)]
+"""A decimal between 0 and 1, in quotes: CRDs know no floats."""
+Decimal = Annotated[str, StringConstraints(pattern=r"^-?[0-9]{1,9}(\.[0-9]{1,6})?$", max_length=18)]
+"""A decimal, in quotes."""
+
+_QUANTITY_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+
+
+def quantity_value(text: str) -> float:
+    """The number that a Quantity such as `4Gi` stands for."""
+    match = re.fullmatch(r"([0-9.]+)(?:([KMGTPE])i|([numkMGTPE])|[eE]([0-9]{1,2}))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no quantity")
+    number, binary, decimal, exponent = match.groups()
+    if binary:
+        return float(number) * float(1024 ** ("KMGTPE".index(binary) + 1))
+    return float(number) * _QUANTITY_UNITS.get(decimal or "", 1.0) * 10.0 ** int(exponent or 0)
+
 
 def duration_seconds(text: str) -> float:
     """Seconds of a Duration such as `1h30m`."""
@@ -100,6 +118,14 @@ class RolloutStrategy(StrEnum):
     AUTO = "Auto"
     SURGE = "Surge"
     REPLACE = "Replace"
+
+
+class FullWeights(StrEnum):
+    """Where full weights are while quantised ones answer."""
+
+    AUTO = "Auto"
+    RESIDENT = "Resident"
+    SWAP = "Swap"
 
 
 class Compression(StrEnum):

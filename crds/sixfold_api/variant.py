@@ -9,8 +9,9 @@ from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.conditions import Conditions
-from sixfold_api.pods import ClaimRef, PodSettings, SecretRef
-from sixfold_api.scalars import Duration, Task, duration_seconds
+from sixfold_api.pods import ClaimRef, PodSettings, SecretRef, VariantRef
+from sixfold_api.precision import Adapter, DraftReport, Precision, QualityReport, Scheme, TextSource
+from sixfold_api.scalars import Decimal, Duration, Task, duration_seconds
 
 HUB_SCHEME = "hf://"
 CLAIM_SCHEME = "pvc://"
@@ -21,21 +22,51 @@ URI_PATTERN = (
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+)$"
 )
 
+_QUANTISES = "(has(self.precision) && has(self.precision.scheme) && self.precision.scheme != 'None')"
+_IMMUTABLE = (
+    "source",
+    "task",
+    "precision",
+    "calibration",
+    "evaluation",
+    "accuracyBudgetPoints",
+    "perplexityBudgetPercent",
+    "lora",
+    "draftFor",
+    "artifact",
+)
+
+
+def _unchanged(name: str) -> str:
+    """CEL: an optional field is as it was."""
+    return f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
+
 
 class Source(ApiModel):
     """Where the weights come from."""
 
-    uri: Annotated[str, StringConstraints(max_length=512)]
+    uri: Annotated[str, StringConstraints(max_length=512)] | None = None
     """hf://org/name@commit (a full commit, so that the weights can't move) or pvc://claim/path."""
+    variant_ref: VariantRef | None = None
+    """Another ModelVariant, whose prepared weights are the source."""
 
     rules = (
         Rule(
-            f"self.uri.matches(r'{URI_PATTERN}')",
+            "has(self.uri) != has(self.variantRef)",
+            "source needs either uri or variantRef",
+            lambda source: (source.uri is None) != (source.variant_ref is None),
+        ),
+        Rule(
+            f"!has(self.uri) || self.uri.matches(r'{URI_PATTERN}')",
             "uri must be hf://org/name@commit with the 40 hex digits of a commit (a branch or tag could move),"
             " or pvc://claim/path",
-            lambda source: re.fullmatch(URI_PATTERN, source.uri) is not None,
+            lambda source: source.uri is None or re.fullmatch(URI_PATTERN, source.uri) is not None,
         ),
     )
+
+    @property
+    def is_hub(self) -> bool:
+        return self.uri is not None and self.uri.startswith(HUB_SCHEME)
 
 
 class Preparation(ApiModel):
@@ -63,8 +94,22 @@ class ModelVariantSpec(SpecModel):
     """Where the weights come from."""
     task: Task
     """Generation (a causal language model) or Classification (a sequence classifier)."""
+    precision: Precision = Precision()
+    """How the weights are stored; absent means as they come."""
+    calibration: TextSource | None = None
+    """Text of your own business that GPTQ is calibrated on."""
+    evaluation: TextSource | None = None
+    """Held-out text, not the calibration's, that prepared weights and drafts are measured on."""
+    accuracy_budget_points: Decimal | None = None
+    """Classification: most points of accuracy that quantising may cost; absent means 0.5."""
+    perplexity_budget_percent: Decimal | None = None
+    """Generation: most percent of perplexity that quantising may cost; absent means 1."""
+    lora: Adapter | None = None
+    """A LoRA adapter to put on the weights."""
+    draft_for: VariantRef | None = None
+    """The ModelVariant that this one is a draft for: they are compared, and DraftCompatible says how it went."""
     artifact: ClaimRef | None = None
-    """The claim that fetched weights are written to. Needed for hf://; a pvc:// source is used in place."""
+    """The claim that fetched or quantised weights are written to. A source that is used as it is needs none."""
     credentials_secret_ref: SecretRef | None = None
     """Secret with the entry `token` for a private hub repository. Mounted into the Job, never read by the operator."""
     preparation: Preparation = Preparation()
@@ -72,26 +117,64 @@ class ModelVariantSpec(SpecModel):
 
     rules = (
         Rule(
-            "!self.source.uri.startsWith('hf://') || has(self.artifact)",
+            "!(has(self.source.uri) && self.source.uri.startsWith('hf://')) || has(self.artifact)",
             "an hf:// source needs artifact.claimName: the claim that the weights are written to",
-            lambda v: not v.source.uri.startswith(HUB_SCHEME) or v.artifact is not None,
+            lambda v: not v.source.is_hub or v.artifact is not None,
         ),
         Rule(
-            "!self.source.uri.startsWith('pvc://') || !has(self.artifact)",
-            "a pvc:// source is used in place: remove artifact",
-            lambda v: not v.source.uri.startswith(CLAIM_SCHEME) or v.artifact is None,
+            f"!({_QUANTISES} || has(self.lora)) || has(self.artifact)",
+            "precision and lora need artifact.claimName: the claim that the new weights are written to",
+            lambda v: not (v.quantises or v.lora is not None) or v.artifact is not None,
         ),
         Rule(
-            "self.source.uri.startsWith('hf://') || !has(self.credentialsSecretRef)",
+            f"(has(self.source.uri) && self.source.uri.startsWith('hf://')) || {_QUANTISES} || has(self.lora)"
+            " || !has(self.artifact)",
+            "these weights are used in place: remove artifact",
+            lambda v: v.writes or v.artifact is None,
+        ),
+        Rule(
+            "(has(self.source.uri) && self.source.uri.startsWith('hf://')) || !has(self.credentialsSecretRef)",
             "credentialsSecretRef is for hf:// sources: remove it",
-            lambda v: v.source.uri.startswith(HUB_SCHEME) or v.credentials_secret_ref is None,
+            lambda v: v.source.is_hub or v.credentials_secret_ref is None,
         ),
         Rule(
-            "self.source == oldSelf.source && self.task == oldSelf.task && has(self.artifact) == has(oldSelf.artifact)"
-            " && (!has(self.artifact) || self.artifact == oldSelf.artifact)",
-            "source, task and artifact are immutable: create another ModelVariant and point the policy to it",
+            f"has(self.calibration) == ({_QUANTISES} && self.precision.scheme == 'GPTQ')",
+            "calibration is needed for precision.scheme: GPTQ, and only there",
+            lambda v: (v.calibration is not None) == (v.precision.scheme is Scheme.GPTQ),
+        ),
+        Rule(
+            f"has(self.evaluation) == ({_QUANTISES} || has(self.draftFor))",
+            "evaluation is needed with precision or draftFor, and only there",
+            lambda v: (v.evaluation is not None) == (v.quantises or v.draft_for is not None),
+        ),
+        Rule(
+            f"(!has(self.accuracyBudgetPoints) || ({_QUANTISES} && self.task == 'Classification'))"
+            f" && (!has(self.perplexityBudgetPercent) || ({_QUANTISES} && self.task == 'Generation'))",
+            "accuracyBudgetPoints is for a quantised classifier, perplexityBudgetPercent for a quantised generator",
+            lambda v: (
+                (v.accuracy_budget_points is None or (v.quantises and v.task is Task.CLASSIFICATION))
+                and (v.perplexity_budget_percent is None or (v.quantises and v.task is Task.GENERATION))
+            ),
+        ),
+        Rule(
+            "self.task == 'Generation' || (!has(self.lora) && !has(self.draftFor))",
+            "lora and draftFor are for task: Generation; remove them",
+            lambda v: v.task is Task.GENERATION or (v.lora is None and v.draft_for is None),
+        ),
+        Rule(
+            " && ".join(_unchanged(name) for name in _IMMUTABLE),
+            "what shapes the weights is immutable: create another ModelVariant and point the policy to it",
         ),
     )
+
+    @property
+    def quantises(self) -> bool:
+        return self.precision.scheme is not Scheme.NONE
+
+    @property
+    def writes(self) -> bool:
+        """Whether the preparation makes a folder of its own instead of using the source in place."""
+        return self.source.is_hub or self.quantises or self.lora is not None
 
 
 class ArtifactFacts(StatusModel):
@@ -113,6 +196,8 @@ class ArtifactFacts(StatusModel):
     """Size of the tokenizer's vocabulary."""
     tokenizer_fingerprint: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
     """SHA-256 of the tokenizer: variants with the same one understand each other's token ids."""
+    scheme: Scheme = Scheme.NONE
+    """How the weights are stored."""
     labels: Annotated[list[Annotated[str, StringConstraints(max_length=63)]], Field(max_length=256)] = []
     """Labels of a classifier, in the order of its head; cut after 256."""
 
@@ -135,10 +220,14 @@ class ModelVariantStatus(StatusModel):
     """The verified weights; absent until they are."""
     size: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Bytes of the weights for people, such as 7.1 MiB."""
+    quality: QualityReport | None = None
+    """What quantising cost."""
+    draft: DraftReport | None = None
+    """How this draft compares to its target."""
     job_name: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The preparation Job."""
     conditions: Conditions = []
-    """Ready and Prepared."""
+    """Ready and Prepared; WithinBudget where weights were quantised, DraftCompatible for a draft."""
 
 
 class PreparationFailure(StatusModel):
@@ -151,7 +240,9 @@ class PreparationFailure(StatusModel):
 
 
 class PreparationSummary(StatusModel):
-    """The Job's termination message (at most 4 KiB): facts, or the failure."""
+    """The Job's termination message (at most 4 KiB): facts, or the failure, and what was measured either way."""
 
     facts: ArtifactFacts | None = None
+    quality: QualityReport | None = None
+    draft: DraftReport | None = None
     failure: PreparationFailure | None = None
