@@ -1,0 +1,106 @@
+"""The weight files of a model folder: safetensors only, mapped into memory, by tensor name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.tokenizer import read_json
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+"""All others have one byte."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the headers of the weight files say."""
+
+    parameters: int
+    dtype: torch.dtype
+    """The type of most floating-point parameters."""
+    fp32_bytes: int
+    """With every floating-point parameter in fp32, and all others (packed integers) as they are."""
+
+
+class TensorStore:
+    """Tensors of a folder by name. Nothing is read before it is asked for, and nothing is copied then.
+
+    Attributes:
+        names: of all tensors, over all shards.
+        weights: what the headers say.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelLoadError: no safetensors file, a shard is missing, or a file is damaged."""
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        for path in _weight_files(folder):
+            try:
+                file: Any = safe_open(path, framework="pt")
+                self._files.update(dict.fromkeys(file.keys(), file))
+            except (SafetensorError, OSError) as error:
+                raise ModelLoadError(f"{path} is damaged ({error}): fetch it again") from error
+        if not self._files:
+            raise ModelLoadError(f"{folder}: the weight files hold no tensors")
+        self.names = frozenset(self._files)
+        self.weights = self._summary()
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the header. Raises KeyError for an unknown name."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor as it is stored, over the mapped file: copy or convert it, never write to it.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def _summary(self) -> Weights:
+        elements: dict[str, int] = {}
+        for name, file in self._files.items():
+            view = file.get_slice(name)
+            elements[view.get_dtype()] = elements.get(view.get_dtype(), 0) + math.prod(view.get_shape())
+        floats = [kind for kind in elements if kind in _FLOATS]
+        return Weights(
+            parameters=sum(elements.values()),
+            dtype=_FLOATS[max(floats, key=elements.__getitem__)] if floats else torch.float32,
+            fp32_bytes=sum(
+                count * (4 if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)) for kind, count in elements.items()
+            ),
+        )
+
+
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`quantization_config` of a config.json, None where the weights are plain."""
+    quantization = config.get("quantization_config")
+    return quantization if isinstance(quantization, dict) else None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
+        for path in files:
+            if not path.is_file():
+                raise ModelLoadError(f"{path} is missing, though {index.name} lists it: fetch it again")
+        return files
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    hint = f" ({', '.join(pickles)}: pickled weights are never loaded, convert them)" if pickles else ""
+    raise ModelLoadError(f"{single} is missing{hint}")
