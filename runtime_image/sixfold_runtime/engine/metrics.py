@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
+from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -13,6 +16,13 @@ _POLICY = ("namespace", "policy")
 _VARIANT = (*_POLICY, "variant")
 _WAIT_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_FORWARD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_DRAFT_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+_SWAP_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+_WINDOW_DRAFTS = 256
+"""The acceptance rate is that of this many last drafts."""
+
+_Metric = TypeVar("_Metric", Counter, Histogram)
 
 PREFILL, DECODE, CLASSIFY = "prefill", "decode", "classify"
 
@@ -54,15 +64,104 @@ class EngineMetrics:
         )
         self.memory = Gauge("sixfold_memory_bytes", "Bytes held.", (*_VARIANT, "kind"), registry=registry)
         self.load = Gauge("sixfold_model_load_seconds", "Seconds that loading took.", _VARIANT, registry=registry)
+        self.speculation = SpeculationSeries(registry)
+        self.swaps = SwapSeries(registry)
+        self.generated = Counter(
+            "sixfold_generated_tokens",
+            "Tokens of answers: drafted ones that the target accepted, and the target's own.",
+            (*_VARIANT, "level", "cause"),
+            registry=registry,
+        )
+        self.buffer_wait = Histogram(
+            "sixfold_buffer_wait_seconds",
+            "How long logits waited for a free buffer of the sampler pipeline.",
+            (*_VARIANT, "level"),
+            buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )
+        self.non_finite = Counter(
+            "sixfold_non_finite_logits",
+            "Requests that failed because the model computed NaN or infinite logits for them.",
+            _VARIANT,
+            registry=registry,
+        )
         self.sequence = Gauge("sixfold_config_sequence", "Sequence of the config in use.", _POLICY, registry=registry)
         self.level = Gauge("sixfold_level", "Rollback level in use.", _POLICY, registry=registry)
 
+        self.level_in_use = 0
+        self._models: dict[str, ModelMetrics] = {}
+
     def config_applied(self, config: RuntimeConfig) -> None:
+        self.level_in_use = config.stable.level
         self.sequence.labels(**self.labels).set(config.sequence)
         self.level.labels(**self.labels).set(config.stable.level)
 
     def of(self, variant: str) -> ModelMetrics:
-        return ModelMetrics(self, variant)
+        """The series of the weights of one ModelVariant."""
+        return self._models.setdefault(variant, ModelMetrics(self, variant))
+
+
+class SpeculationSeries:
+    """What drafting costs and brings."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        stepped = (*_VARIANT, "level")
+        self.drafted = Counter(
+            "sixfold_draft_tokens", "Tokens that the draft model proposed.", stepped, registry=registry
+        )
+        self.accepted = Counter(
+            "sixfold_accepted_tokens",
+            "Drafted tokens that the target accepted, by their position in the draft (the first is 1).",
+            (*stepped, "position"),
+            registry=registry,
+        )
+        self.draft_seconds = Histogram(
+            "sixfold_draft_seconds",
+            "Time of drafting, a step.",
+            stepped,
+            buckets=_FORWARD_BUCKETS,
+            registry=registry,
+        )
+        self.verify_seconds = Histogram(
+            "sixfold_verify_seconds",
+            "Time of the target's forward over a draft, a step.",
+            stepped,
+            buckets=_FORWARD_BUCKETS,
+            registry=registry,
+        )
+        self.draft_length = Histogram(
+            "sixfold_draft_length_tokens",
+            "Tokens drafted for a row in a step; 0 is a step without a draft while speculation is on.",
+            stepped,
+            buckets=_DRAFT_BUCKETS,
+            registry=registry,
+        )
+        self.acceptance_rate = Gauge(
+            "sixfold_acceptance_rate",
+            f"Accepted of drafted tokens over the last {_WINDOW_DRAFTS} drafts; absent before the first.",
+            _VARIANT,
+            registry=registry,
+        )
+        self.draft_on_cpu = Gauge(
+            "sixfold_draft_on_cpu", "1 where the draft computes on the CPU.", _VARIANT, registry=registry
+        )
+
+
+class SwapSeries:
+    """Exchanges of full and quantised weights. Their variant is the served model's own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.seconds = Histogram(
+            "sixfold_weight_swap_seconds",
+            "From the level's change to the first step with the other weights.",
+            _VARIANT,
+            buckets=_SWAP_BUCKETS,
+            registry=registry,
+        )
+        self.swaps = Counter("sixfold_weight_swaps", "Exchanges of weights.", (*_VARIANT, "result"), registry=registry)
+        self.queued = Gauge(
+            "sixfold_swap_queued_requests", "Requests that wait for other weights.", _VARIANT, registry=registry
+        )
 
 
 class ModelMetrics:
@@ -71,6 +170,8 @@ class ModelMetrics:
     def __init__(self, metrics: EngineMetrics, variant: str) -> None:
         self._metrics = metrics
         self._labels = {**metrics.labels, "variant": variant}
+        self._children: dict[tuple[object, ...], object] = {}
+        self._drafts: deque[tuple[int, int]] = deque(maxlen=_WINDOW_DRAFTS)
 
     def loaded(self, load_seconds: float, weight_bytes: int) -> None:
         self._metrics.load.labels(**self._labels).set(load_seconds)
@@ -95,3 +196,75 @@ class ModelMetrics:
 
     def ended(self, level: int, outcome: str) -> None:
         self._metrics.requests.labels(**self._labels, level=str(level), outcome=outcome).inc()
+
+    def released(self) -> None:
+        """The weights are gone from memory."""
+        self._metrics.memory.labels(**self._labels, kind="weights").set(0)
+
+    # -- generation
+
+    def generated(self, level: int, accepted: int, target: int) -> None:
+        """Tokens that an answer gained: `accepted` from the draft, `target` drawn from the target's own logits."""
+        for cause, tokens in (("draft", accepted), ("target", target)):
+            if tokens:
+                self._at(self._metrics.generated, level, cause).inc(tokens)
+
+    def non_finite(self) -> None:
+        """A request failed because its logits were NaN or infinite."""
+        self._metrics.non_finite.labels(**self._labels).inc()
+
+    def buffer_wait(self, seconds: float) -> None:
+        """A step's logits waited this long for a free slot of the sampler pipeline."""
+        self._at(self._metrics.buffer_wait).observe(seconds)
+
+    # -- speculation
+
+    def speculated(self, level: int, drafted: int, accepted: int) -> None:
+        """One row's draft was verified: its first `accepted` of `drafted` tokens stay. Not called without a draft."""
+        series = self._metrics.speculation
+        self._at(series.drafted, level).inc(drafted)
+        for position in range(1, accepted + 1):
+            self._at(series.accepted, level, str(position)).inc()
+        if not self._drafts:
+            series.acceptance_rate.labels(**self._labels).set_function(self._acceptance_rate)
+        self._drafts.append((drafted, accepted))
+
+    def draft_seconds(self, seconds: float) -> None:
+        """A step spent this on drafting."""
+        self._at(self._metrics.speculation.draft_seconds).observe(seconds)
+
+    def verify_seconds(self, seconds: float) -> None:
+        """A step with a draft spent this on the target's forward."""
+        self._at(self._metrics.speculation.verify_seconds).observe(seconds)
+
+    def draft_length(self, tokens: int) -> None:
+        """A row was given this many draft tokens in a step; 0 where none pays."""
+        self._at(self._metrics.speculation.draft_length).observe(tokens)
+
+    def draft_device(self, is_cpu: bool) -> None:
+        self._metrics.speculation.draft_on_cpu.labels(**self._labels).set(is_cpu)
+
+    # -- exchanges of weights
+
+    def swapped(self, seconds: float) -> None:
+        self._metrics.swaps.seconds.labels(**self._labels).observe(seconds)
+        self._metrics.swaps.swaps.labels(**self._labels, result="ok").inc()
+
+    def swap_failed(self) -> None:
+        self._metrics.swaps.swaps.labels(**self._labels, result="failed").inc()
+
+    def watch_swap_queue(self, queued: Callable[[], int]) -> None:
+        self._metrics.swaps.queued.labels(**self._labels).set_function(queued)
+
+    def _at(self, metric: _Metric, level: int | None = None, *more: str) -> _Metric:
+        """The series of a level; without one, of the level in use, since a step computes rows of several."""
+        key = (metric, self._metrics.level_in_use if level is None else level, *more)
+        child = self._children.get(key)
+        if child is None:  # looking it up by labels costs as much as a small step's bookkeeping
+            child = self._children[key] = metric.labels(*self._labels.values(), str(key[1]), *more)
+        return cast(_Metric, child)
+
+    def _acceptance_rate(self) -> float:
+        drafts = tuple(self._drafts)
+        drafted = sum(drafted for drafted, _ in drafts)
+        return sum(accepted for _, accepted in drafts) / drafted if drafted else math.nan
