@@ -16,9 +16,10 @@ from typing import Self
 from pydantic import BaseModel, ValidationError
 
 from sixfold_api.effective import effective
+from sixfold_api.generation import GenerationSpec
 from sixfold_api.names import CONFIG_KEY
 from sixfold_api.pods import VariantRef
-from sixfold_api.policy import GenerationSpec, InferencePolicySpec
+from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.runtime_config import RuntimeConfig
 
 log = logging.getLogger(__name__)

@@ -73,7 +73,7 @@ def _served(
         raise ManifestError(f"{where}: no file has a ModelVariant {name}; add its file with -f")
     if variant.spec.task is not task:
         raise ManifestError(f"{where}: {name} has the task {variant.spec.task}, {task} is needed")
-    uri = variant.spec.source.uri
+    uri = variant.spec.source.uri or ""
     place = f"{variant.file}: ModelVariant/{name}: spec.source.uri"
     if not uri.startswith(CLAIM_SCHEME):
         raise ManifestError(f"{place}: {uri} needs a cluster to fetch it; download it and use pvc://claim/path here")

@@ -30,7 +30,7 @@ def claim_and_path(name: str, spec: ModelVariantSpec) -> tuple[str, str]:
     """The claim that holds the weights of variant `name` once it is prepared, and the folder inside it."""
     if spec.artifact is not None:
         return spec.artifact.claim_name, name
-    claim, _, path = spec.source.uri.removeprefix(CLAIM_SCHEME).partition("/")
+    claim, _, path = (spec.source.uri or "").removeprefix(CLAIM_SCHEME).partition("/")
     return claim, path
 
 
@@ -55,7 +55,7 @@ def preparation_job(variant: Manifest, spec: ModelVariantSpec, settings: Operato
         mounts.append(Mount("credentials", secret, CREDENTIALS_DIRECTORY))
     main = container(settings, PREPARE, pod, mounts)
     main["command"] = ["sixfold"]
-    main["args"] = ["prepare", "--source", spec.source.uri, "--task", spec.task.value, "--claims", CLAIMS_DIRECTORY]
+    main["args"] = ["prepare", "--source", spec.source.uri or "", "--task", spec.task.value, "--claims", CLAIMS_DIRECTORY]
     if fetches:
         main["args"] += ["--artifact-claim", claim, "--artifact-path", path]
     main["env"] = [{"name": "HOME", "value": "/tmp"}]
