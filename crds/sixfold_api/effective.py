@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
 
-from pydantic import BaseModel
-
+from sixfold_api.base import ApiModel
+from sixfold_api.generation import Acceptance, GenerationSpec, Guard, ThresholdSpec
 from sixfold_api.modes import LEVEL_FROM, Mode, ModeState
 from sixfold_api.policy import InferencePolicySpec, ModeStatus
-from sixfold_api.runtime_config import EffectiveConfig, Provenance, RateLimitConfig, SetBy, StreamingConfig
-from sixfold_api.scalars import Compression
+from sixfold_api.provenance import provenance
+from sixfold_api.runtime_config import (
+    EffectiveConfig,
+    Provenance,
+    RateLimitConfig,
+    SamplerPipelineConfig,
+    SpeculativeConfig,
+    StreamingConfig,
+)
+from sixfold_api.scalars import Compression, quantity_value
+
+DEFAULT_MIN_COSINE = 0.6
+_NOTHING: Mapping[Mode, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -23,10 +35,15 @@ class Effective:
     provenance: tuple[Provenance, ...]
 
 
-def effective(spec: InferencePolicySpec, target_level: int | None = None) -> Effective:
-    """What pods obey under `spec` at `target_level` (absent: the spec's ceiling, which always caps it)."""
+def effective(
+    spec: InferencePolicySpec, target_level: int | None = None, unsupported: Mapping[Mode, str] = _NOTHING
+) -> Effective:
+    """What pods obey under `spec` at `target_level` (absent: the spec's ceiling, which always caps it).
+
+    `unsupported` has the modes that can't run although the spec asks for them, with the reasons.
+    """
     level = spec.rollback_level if target_level is None else min(target_level, spec.rollback_level)
-    modes = tuple(_mode_status(mode, spec, level) for mode in Mode)
+    modes = tuple(_mode_status(mode, spec, level, unsupported) for mode in Mode)
     active = tuple(mode.name for mode in modes if mode.state is ModeState.ACTIVE)
     config = EffectiveConfig(
         level=level,
@@ -36,26 +53,65 @@ def effective(spec: InferencePolicySpec, target_level: int | None = None) -> Eff
             level=spec.streaming.level,
         ),
         rate_limit=_rate_limit_share(spec),
+        speculative=_speculative(spec.generation) if Mode.SPECULATIVE in active else None,
+        sampler_pipeline=_sampler_pipeline(spec.generation) if Mode.SAMPLER_PIPELINE in active else None,
     )
-    return Effective(config, modes, _provenance(spec, config, modes))
+    return Effective(config, modes, provenance(spec, config, modes))
 
 
-def _mode_status(mode: Mode, spec: InferencePolicySpec, level: int) -> ModeStatus:
+def _mode_status(mode: Mode, spec: InferencePolicySpec, level: int, unsupported: Mapping[Mode, str]) -> ModeStatus:
     state, reason = _configured(mode, spec)
+    if state is ModeState.ACTIVE and mode in unsupported:
+        state, reason = ModeState.UNSUPPORTED, unsupported[mode]
     if state is ModeState.ACTIVE and level < LEVEL_FROM[mode]:
         state, reason = ModeState.BELOW_LEVEL, f"on from level {LEVEL_FROM[mode]}; the level is {level}"
-    return ModeStatus(name=mode, state=state, reason=reason)
+    return ModeStatus(name=mode, state=state, reason=reason[:256])
 
 
 def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
     """What a mode would do at the highest level, and why not if it doesn't run there."""
-    if mode is not Mode.COMPRESSED_STREAMING:
-        return ModeState.UNSUPPORTED, "this version of Sixfold doesn't have it"
-    if spec.streaming.compression is Compression.OFF:
-        return ModeState.OFF, "spec.streaming.compression is Off"
-    if spec.generation is None:
-        return ModeState.UNSUPPORTED, "nothing streams: the policy has no spec.generation"
-    return ModeState.ACTIVE, ""
+    generation = spec.generation
+    if mode is Mode.COMPRESSED_STREAMING:
+        if spec.streaming.compression is Compression.OFF:
+            return ModeState.OFF, "spec.streaming.compression is Off"
+        if generation is None:
+            return ModeState.UNSUPPORTED, "nothing streams: the policy has no spec.generation"
+        return ModeState.ACTIVE, ""
+    if mode is Mode.QUANTIZED:
+        return _if_present(generation and generation.quantized, "spec.generation.quantized")
+    if mode is Mode.SPECULATIVE:
+        return _if_present(generation and generation.speculative, "spec.generation.speculative")
+    if mode is Mode.SAMPLER_PIPELINE:
+        return _if_present(generation and generation.sampler_pipeline, "spec.generation.samplerPipeline")
+    return ModeState.UNSUPPORTED, "this version of Sixfold doesn't have it"
+
+
+def _if_present(block: ApiModel | None, path: str) -> tuple[ModeState, str]:
+    return (ModeState.ACTIVE, "") if block is not None else (ModeState.OFF, f"{path} is absent")
+
+
+def _speculative(generation: GenerationSpec | None) -> SpeculativeConfig | None:
+    if generation is None or generation.speculative is None:
+        return None
+    spec = generation.speculative
+    threshold = spec.threshold or ThresholdSpec()
+    one_by_one = spec.acceptance is Acceptance.THRESHOLD and threshold.guard is Guard.SINGLE_TOKEN
+    return SpeculativeConfig(
+        num_tokens=1 if one_by_one else spec.num_tokens,
+        length=spec.length,
+        acceptance=spec.acceptance,
+        min_probability=float(threshold.min_probability),
+        guard=threshold.guard,
+        min_cosine=DEFAULT_MIN_COSINE if threshold.min_cosine is None else float(threshold.min_cosine),
+    )
+
+
+def _sampler_pipeline(generation: GenerationSpec | None) -> SamplerPipelineConfig | None:
+    if generation is None or generation.sampler_pipeline is None:
+        return None
+    spec = generation.sampler_pipeline
+    size = None if spec.buffer_size is None else int(quantity_value(spec.buffer_size))
+    return SamplerPipelineConfig(workers=spec.workers, overlap=spec.overlap, buffer_bytes=size)
 
 
 def _rate_limit_share(spec: InferencePolicySpec) -> RateLimitConfig | None:
@@ -67,49 +123,3 @@ def _rate_limit_share(spec: InferencePolicySpec) -> RateLimitConfig | None:
     return RateLimitConfig(
         requests_per_second=limit.requests_per_second / replicas, burst=math.ceil(limit.burst / replicas)
     )
-
-
-def _provenance(
-    spec: InferencePolicySpec, config: EffectiveConfig, modes: tuple[ModeStatus, ...]
-) -> tuple[Provenance, ...]:
-    rows = []
-    streaming = {mode.name: mode for mode in modes}[Mode.COMPRESSED_STREAMING]
-    if config.level < spec.rollback_level:
-        rows.append(
-            Provenance(
-                path="/rollbackLevel",
-                value=str(config.level),
-                set_by=SetBy.LEVEL,
-                why=f"the operator holds it under the spec's ceiling of {spec.rollback_level}",
-            )
-        )
-    else:
-        rows.append(_from_spec(spec, "/rollbackLevel"))
-    if config.streaming.compression != spec.streaming.compression:
-        rows.append(
-            Provenance(
-                path="/streaming/compression",
-                value=config.streaming.compression.value,
-                set_by=SetBy.LEVEL if streaming.state is ModeState.BELOW_LEVEL else SetBy.DEFAULT,
-                why=streaming.reason,
-            )
-        )
-    else:
-        rows.append(_from_spec(spec, "/streaming/compression"))
-    rows.append(_from_spec(spec, "/streaming/level"))
-    if spec.gateway.rate_limit is not None:
-        rows.append(_from_spec(spec, "/gateway/rateLimit/requestsPerSecond"))
-        rows.append(_from_spec(spec, "/gateway/rateLimit/burst"))
-    return tuple(rows)
-
-
-def _from_spec(spec: InferencePolicySpec, path: str) -> Provenance:
-    """The value at a JSON pointer of camelCase names, and whether the user wrote it."""
-    value: Any = spec
-    written = True
-    for alias in path.strip("/").split("/"):
-        model: BaseModel = value
-        name = next(n for n, field in type(model).model_fields.items() if field.alias == alias)
-        written = written and name in model.model_fields_set
-        value = getattr(model, name)
-    return Provenance(path=path, value=str(value), set_by=SetBy.SPEC if written else SetBy.DEFAULT)

@@ -15,6 +15,8 @@ from sixfold_api.scalars import Decimal, Duration, Task, duration_seconds
 
 HUB_SCHEME = "hf://"
 CLAIM_SCHEME = "pvc://"
+DEFAULT_ACCURACY_BUDGET_POINTS = "0.5"
+DEFAULT_PERPLEXITY_BUDGET_PERCENT = "1"
 PERMANENT_FAILURE_EXIT_CODE = 2
 """How `sixfold prepare` ends when another try would find the same; 1 when it might not."""
 URI_PATTERN = (
@@ -170,6 +172,13 @@ class ModelVariantSpec(SpecModel):
     @property
     def quantises(self) -> bool:
         return self.precision.scheme is not Scheme.NONE
+
+    @property
+    def budget(self) -> str:
+        """Most that quantising may cost: points of accuracy, or percent of perplexity."""
+        if self.task is Task.CLASSIFICATION:
+            return self.accuracy_budget_points or DEFAULT_ACCURACY_BUDGET_POINTS
+        return self.perplexity_budget_percent or DEFAULT_PERPLEXITY_BUDGET_PERCENT
 
     @property
     def writes(self) -> bool:
