@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sixfold_runtime.engine.protocol import Sampling
 from sixfold_runtime.gateway.errors import ApiError
 from sixfold_runtime.gateway.exchange import request_id
 from sixfold_runtime.gateway.generation import allowed_tokens
 from sixfold_runtime.gateway.pool import parse_target
-from sixfold_runtime.gateway.schema import ChatBody, ClassifyBody, CompletionBody
+from sixfold_runtime.gateway.schema import ChatBody, ClassifyBody, CompletionBody, documented_schemas
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
@@ -23,6 +25,7 @@ JSON = st.recursive(
 FIELDS = [
     *("model", "messages", "prompt", "input", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"),
     *("stop", "stream", "stream_options", "n", "tools", "logprobs", "response_format", "top_k", "user", "unknown"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "top_logprobs", "speculative"),
 ]
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
 MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), JSON), max_size=3)
@@ -40,12 +43,14 @@ def test_any_json_is_a_request_or_a_400(fields: dict[str, Any], messages: list[A
         rendered = [message.for_template(index) for index, message in enumerate(chat.messages)]
         assert rendered
         assert chat.sampling(5, ("x",)).max_tokens == 5
+        assert chat.alternatives in (None, *range(21))
         assert chat.asked_tokens is None or chat.asked_tokens >= 1
     except ApiError as error:
         assert refused_politely(error)
     try:
         completion = CompletionBody.parse(body)
         assert all(completion.prompts())
+        assert completion.alternatives in (None, *range(6))
     except ApiError as error:
         assert refused_politely(error)
     try:
@@ -65,6 +70,65 @@ def test_stop_strings_of_request_and_model_are_joined() -> None:
     body = CompletionBody.parse(b'{"model": "m", "prompt": "x", "stop": ["a", "\\n\\n"]}')
     assert body.sampling(1, ("\n\n", "b")).stop == ("a", "\n\n", "b")
     assert CompletionBody.parse(b'{"model": "m", "prompt": "x", "stop": null}').sampling(1).stop == ()
+
+
+def completion(**fields: Any) -> CompletionBody:
+    return CompletionBody.parse(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
+
+
+def chat(**fields: Any) -> ChatBody:
+    return ChatBody.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
+
+
+def test_what_changes_the_draw_reaches_the_engine() -> None:
+    fields = {"frequency_penalty": 0.5, "presence_penalty": -2, "repetition_penalty": 1.2, "top_k": 40}
+    sampling = completion(**fields).sampling(1)
+    assert {name: getattr(sampling, name) for name in fields} == fields
+    assert completion(**dict.fromkeys(fields)).sampling(1) == Sampling(max_tokens=1)
+    assert completion(top_k=-1).sampling(1).top_k == 0, "vLLM's other word for all"
+
+
+def test_log_probabilities_are_asked_for_in_each_endpoints_words() -> None:
+    assert chat().sampling(1).logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).sampling(1).logprobs is None
+    assert chat(logprobs=True).sampling(1).logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).sampling(1).logprobs == 20
+    assert completion().sampling(1).logprobs is None
+    assert completion(logprobs=0).sampling(1).logprobs == 0
+    assert completion(logprobs=5).sampling(1).logprobs == 5
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "param"),
+    [
+        (chat, {"top_logprobs": 3}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": 2}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (completion, {"logprobs": 6}, "logprobs"),
+        (completion, {"frequency_penalty": 2.1}, "frequency_penalty"),
+        (completion, {"presence_penalty": -2.1}, "presence_penalty"),
+        (completion, {"repetition_penalty": 0}, "repetition_penalty"),
+        (completion, {"top_k": -2}, "top_k"),
+        (completion, {"top_k": 1.5}, "top_k"),
+        (chat, {"speculative": "no"}, "speculative"),
+    ],
+)
+def test_settings_out_of_range(parse: Callable[..., Any], fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(**fields)
+    assert refused.value.status == 400
+    assert refused.value.param == param
+
+
+def test_the_document_has_every_setting() -> None:
+    schemas = documented_schemas()
+    for body, logprobs in (("ChatBody", "boolean"), ("CompletionBody", "integer")):
+        properties = schemas[body]["properties"]
+        names = {"frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "logprobs", "speculative"}
+        assert names <= properties.keys()
+        assert all(properties[name]["description"] for name in names)
+        assert logprobs in {option["type"] for option in properties["logprobs"]["anyOf"]}
 
 
 @given(st.integers(0, 200), st.integers(1, 150), st.none() | st.integers(1, 10**9), st.none() | st.just(16))

@@ -13,10 +13,12 @@ class RequestError(Exception):
     Attributes:
         status: the HTTP status that the gateway answers with.
         code: a word for machines.
+        retry_after_seconds: when another try may do; None where nobody knows.
     """
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
+        self.retry_after_seconds = retry_after_seconds

@@ -112,12 +112,18 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Failure(msgspec.Struct, frozen=True):
+SWAPPING = "engine_swapping"
+"""Code of a Failure: the queue for other weights is full. Another engine may have room."""
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a request failed: an HTTP status, a word for machines, a sentence for people."""
 
     status: int
     code: str
     message: str
+    retry_after_seconds: float | None = None
+    """When another try may do, where the engine has an idea."""
 
 
 class LabelScore(msgspec.Struct, frozen=True):
@@ -154,6 +160,8 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     ready: bool = True
     stop: tuple[str, ...] = ()
     """Stop strings from the model's generation_config.json: they end every chat turn."""
+    swapping: bool = False
+    """Its weights are being exchanged: new requests wait, so another engine is the better choice."""
 
 
 class MissingModel(msgspec.Struct, frozen=True, omit_defaults=True):

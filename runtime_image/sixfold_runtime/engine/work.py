@@ -64,7 +64,7 @@ def failed(
         level=level,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        failure=Failure(error.status, error.code, error.message),
+        failure=Failure(error.status, error.code, error.message, error.retry_after_seconds),
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import Chunk, Done, Failure, MissingModel, ModelInfo, Request
+from sixfold_runtime.engine.protocol import SWAPPING, Chunk, Done, Failure, MissingModel, ModelInfo, Request
 from sixfold_runtime.gateway.errors import ApiError, unavailable
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.pool import Choice, Pool
@@ -69,7 +69,9 @@ class Dispatcher:
         delivered = False
         failure: ApiError | None = None
         while len(tried) < ATTEMPTS:
-            choice = await self._pool.pick(call.name, call.task, tried, ENGINE_WAIT_SECONDS)
+            # An engine that says when to come again isn't replaced by one that isn't there yet.
+            wait_seconds = 0.0 if failure is not None and failure.code == SWAPPING else ENGINE_WAIT_SECONDS
+            choice = await self._pool.pick(call.name, call.task, tried, wait_seconds)
             if choice is None:
                 break
             tried.append(choice.session)
@@ -86,7 +88,7 @@ class Dispatcher:
             except EngineLostError:
                 failure = unavailable("the engine was lost while it answered; send the request again", "engine_lost")
             except ApiError as error:
-                if error.status != 503:
+                if error.status != 503 and error.code != SWAPPING:
                     raise
                 failure = error
             if delivered and not call.buffered:
@@ -117,5 +119,7 @@ class Dispatcher:
 
 
 def _failed(failure: Failure) -> ApiError:
-    retry_after_seconds = 1.0 if failure.status in (429, 503) else None
+    retry_after_seconds = failure.retry_after_seconds
+    if retry_after_seconds is None and failure.status in (429, 503):
+        retry_after_seconds = 1.0
     return ApiError(failure.status, failure.code, failure.message, retry_after_seconds=retry_after_seconds)

@@ -145,27 +145,33 @@ class _Generation:
                 token_ids=ids,
                 sampling=self._body.sampling(most, choice.model.stop if self._chat else ()),
                 tenant=self._exchange.tenant,
+                speculative=self._body.speculative is not False,
             )
 
         return build
 
     async def _whole(self) -> dict[str, Any]:
-        texts: list[list[str]] = [[] for _ in self._prompts]
+        chunks: list[list[Chunk]] = [[] for _ in self._prompts]
         reasons = [FinishReason.STOP] * len(self._prompts)
         usage = Usage()
         async with aclosing(self._events(buffered=True)) as events:
             async for index, item in events:
                 match item:
                     case Chunk():
-                        texts[index].append(item.text)
+                        chunks[index].append(item)
                     case Done():
                         reasons[index] = item.finish_reason
                         self._count(usage, item)
                     case Restarted():
-                        texts[index].clear()
+                        chunks[index].clear()
         choices = [
-            self._form.choice(index, "".join(text), reason)
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            self._form.choice(
+                index,
+                "".join(chunk.text for chunk in answer),
+                reason,
+                [logprob for chunk in answer for logprob in chunk.logprobs],
+            )
+            for index, (answer, reason) in enumerate(zip(chunks, reasons, strict=True))
         ]
         return self._frame | {"object": self._form.whole, "choices": choices, "usage": usage.to_dict()}
 
@@ -184,8 +190,8 @@ class _Generation:
                     opened.add(index)
                     if opening := form.opening(index):
                         yield part(opening)
-                if isinstance(item, Chunk) and item.text:
-                    yield part(form.delta(index, item.text))
+                if isinstance(item, Chunk) and (item.text or item.logprobs):
+                    yield part(form.delta(index, item.text, item.logprobs))
                 elif isinstance(item, Done):
                     self._count(usage, item)
                     yield part(form.closing(index, item.finish_reason))
@@ -196,6 +202,8 @@ class _Generation:
     def _count(self, usage: Usage, done: Done) -> None:
         usage.prompt_tokens += done.prompt_tokens
         usage.completion_tokens += done.completion_tokens
+        usage.drafted_tokens += done.drafted_tokens
+        usage.accepted_tokens += done.accepted_tokens
         self._exchange.output_tokens = max(self._exchange.output_tokens, usage.completion_tokens)
 
 

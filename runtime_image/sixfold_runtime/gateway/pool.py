@@ -38,8 +38,15 @@ class Choice:
 
 
 def choose(choices: Iterable[Choice]) -> Choice | None:
-    """The engine with the fewest requests of this gateway in flight; of equals the one that waited longest."""
-    return min(choices, key=lambda choice: (choice.session.in_flight, choice.session.last_used), default=None)
+    """The engine with the fewest requests of this gateway in flight; of equals the one that waited longest.
+
+    One whose weights are being exchanged comes last.
+    """
+
+    def rank(choice: Choice) -> tuple[bool, int, int]:
+        return choice.model.swapping, choice.session.in_flight, choice.session.last_used
+
+    return min(choices, key=rank, default=None)
 
 
 def parse_target(target: str) -> Address:

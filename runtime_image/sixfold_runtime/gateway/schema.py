@@ -1,12 +1,7 @@
-"""Request bodies of the public API.
-
-A field of OpenAI's API that this server doesn't have is accepted while its value changes nothing, and refused with
-its name otherwise: no request is answered as if a setting of it had not been there.
-"""
+"""Request bodies of the public API."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
@@ -14,63 +9,13 @@ from pydantic.json_schema import models_json_schema
 
 from sixfold_runtime.engine.protocol import Sampling
 from sixfold_runtime.gateway.errors import bad_request, from_validation
+from sixfold_runtime.gateway.extra_fields import HARMLESS, HARMLESS_IN_MESSAGE, check_extra
 
 MAX_PROMPTS = 16
 MAX_INPUTS = 256
 MAX_STOPS = 4
-
-_ANY = object()
-_HARMLESS: Mapping[str, tuple[Any, ...] | object] = {
-    "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "metadata": _ANY,
-    "modalities": (None, ["text"]),
-    "n": (None, 1),
-    "parallel_tool_calls": _ANY,
-    "prediction": _ANY,
-    "presence_penalty": (None, 0),
-    "prompt_cache_key": _ANY,
-    "prompt_cache_retention": _ANY,
-    "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "safety_identifier": _ANY,
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_logprobs": (None, 0),
-    "user": _ANY,
-    "verbosity": (None, "medium"),
-    "web_search_options": (None,),
-}
-_HARMLESS_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "function_call": (None,),
-    "refusal": (None,),
-    "tool_calls": (None, []),
-}
-
-
-def check_extra(extra: Mapping[str, Any] | None, harmless: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse what would be ignored silently."""
-    for name, value in (extra or {}).items():
-        values = harmless.get(name)
-        if values is None:
-            raise bad_request(f"unknown field: {prefix}{name}", prefix + name, "unknown_parameter")
-        # 0.0 is as good as 0, but False isn't: /v1/completions means something by logprobs: 0.
-        if values is not _ANY and not any(
-            value == other and isinstance(value, bool) is isinstance(other, bool) for other in values
-        ):
-            raise bad_request(
-                f"{prefix}{name} is not supported with this value; leave it out", prefix + name, "unsupported_parameter"
-            )
+MAX_CHAT_LOGPROBS, MAX_COMPLETION_LOGPROBS = 20, 5
+"""Alternatives of a token, as OpenAI bounds them."""
 
 
 class Body(BaseModel):
@@ -87,7 +32,7 @@ class Body(BaseModel):
             raise from_validation(error) from None
 
     def model_post_init(self, context: Any) -> None:
-        check_extra(self.model_extra, _HARMLESS)
+        check_extra(self.model_extra, HARMLESS)
 
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -115,6 +60,7 @@ class StreamOptions(BaseModel):
 
 
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class GenerationBody(Body):
@@ -136,6 +82,16 @@ class GenerationBody(Body):
     """Nucleus; absent means 1."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """The same seed and request give the same answer from the same engine configuration."""
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Draw from this many most likely tokens only; 0, -1 or absent means all. vLLM's name."""
+    frequency_penalty: Penalty | None = None
+    """Taken from a token's logit once for each time that it occurs in the answer."""
+    presence_penalty: Penalty | None = None
+    """Taken from the logit of each token that occurs in the answer."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Above 1, tokens of prompt and answer become less likely; absent means 1. vLLM's name."""
+    speculative: bool | None = True
+    """False: plain decoding for this request, even where the policy speculates. Sixfold's own."""
     stop: Any = ()
     """A string, or up to four: generation ends before the first of them."""
 
@@ -165,14 +121,28 @@ class GenerationBody(Body):
         """Most tokens to generate, where the client said so."""
         return self.max_tokens
 
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to report with each token's log-probability; None where that isn't asked for."""
+        return None
+
     def sampling(self, max_tokens: int, more_stops: tuple[str, ...] = ()) -> Sampling:
         return Sampling(
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
+            temperature=_or(self.temperature, 1.0),
+            top_p=_or(self.top_p, 1.0),
             seed=self.seed,
             stop=tuple(dict.fromkeys((*self.stop, *more_stops))),
+            top_k=max(0, self.top_k or 0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            logprobs=self.alternatives,
         )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 class ContentPart(BaseModel):
@@ -192,7 +162,7 @@ class Message(BaseModel):
 
     def for_template(self, index: int) -> dict[str, str]:
         """Role, content and name for the chat template; raises ApiError on what a text model can't read."""
-        check_extra(self.model_extra, _HARMLESS_IN_MESSAGE, f"messages.{index}.")
+        check_extra(self.model_extra, HARMLESS_IN_MESSAGE, f"messages.{index}.")
         content = self.content
         if isinstance(content, list):
             for part in content:
@@ -217,6 +187,19 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: TokenCount | None = None
     """OpenAI's newer name of max_tokens."""
+    logprobs: bool | None = False
+    """Report each token's log-probability."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
+    """With logprobs: true, also report those of this many most likely tokens."""
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs is for logprobs: true only", "top_logprobs")
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -235,6 +218,12 @@ class CompletionBody(GenerationBody):
     """As in OpenAI's API."""
     prompt: Any
     """A string, a list of token ids, or a list of up to 16 of either: each gives a choice."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+    """Report each token's log-probability, and those of this many most likely tokens."""
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
     def prompts(self) -> list[Prompt]:
         """Raises ApiError where the field is none of the four forms, empty, or too long."""
