@@ -82,6 +82,8 @@ VARIANT = Kind(
         Column("Task", ".spec.task"),
         Column("Size", ".status.size", description="Bytes of the weights."),
         Column("Parameters", ".status.artifact.parameters", "integer"),
+        Column("Precision", ".spec.precision.scheme", wide=True, description="How the weights are stored."),
+        Column("Loss", ".status.quality.loss", wide=True, description="What quantising cost: percent or points."),
         Column("Ready", _condition("Ready")),
         Column("Reason", _condition("Ready", "reason")),
         Column("Message", _condition("Ready", "message"), wide=True),

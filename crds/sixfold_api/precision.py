@@ -13,6 +13,10 @@ from sixfold_api.scalars import Decimal, Fraction, OurName, Unquoted
 
 CLAIM_FILE_PATTERN = r"^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$"
 DEFAULT_SAMPLES = 128
+MAX_DRAFT_LATENCY_RATIO = 0.2
+MAX_DRAFT_PARAMETER_RATIO = 0.1
+DRAFT_KL_LIMIT = 0.15
+"""What a draft must keep to so that it pays: ratios up to the first two, a divergence below the third."""
 _BITS = (2, 3, 4, 8)
 _GROUP_SIZES = (-1, 32, 64, 128, 256, 512, 1024)
 

@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 def tags(manifest: Manifest) -> Iterable[str]:
     """Under which owners or references an object is found: `policy/<name>`, `variant/<name>`."""
-    if manifest["kind"] == POLICY_KIND:
+    if manifest["kind"] in (POLICY_KIND, VARIANT_KIND):
         return (f"variant/{name}" for name in _variant_names(manifest.get("spec", {})))
     labels = manifest["metadata"].get("labels", {})
     owners = (("policy", POLICY_LABEL), ("variant", VARIANT_LABEL))
@@ -51,16 +51,14 @@ def tags(manifest: Manifest) -> Iterable[str]:
 
 
 def _variant_names(spec: Any) -> set[str]:
-    """Names in every `variantRef` of a spec, wherever it stands."""
+    """Names in every reference to a variant in a spec, wherever it stands."""
     if isinstance(spec, list):
         return {name for item in spec for name in _variant_names(item)}
     if not isinstance(spec, dict):
         return set()
     names = {name for value in spec.values() for name in _variant_names(value)}
-    reference = spec.get("variantRef")
-    if isinstance(reference, dict) and "name" in reference:
-        names.add(reference["name"])
-    return names
+    references = (spec.get(field) for field in ("variantRef", "draftVariantRef", "draftFor"))
+    return names | {ref["name"] for ref in references if isinstance(ref, dict) and "name" in ref}
 
 
 class Controller:
@@ -155,14 +153,15 @@ class Controller:
             self._workers.enqueue(key)
 
     def _concerned(self, manifest: Manifest) -> Iterable[Key]:
-        """An object's own key or its owner's; for a variant also those of the policies that serve it."""
+        """An object's own key or its owner's; for a variant also those of the policies and variants that use it."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         namespace = metadata["namespace"]
         if kind in (POLICY_KIND, VARIANT_KIND):
             yield Key(kind, namespace, metadata["name"])
         if kind == VARIANT_KIND:
-            for policy in self._cache.tagged(POLICY_KIND, namespace, f"variant/{metadata['name']}"):
-                yield Key(POLICY_KIND, namespace, policy["metadata"]["name"])
+            for waiting in (VARIANT_KIND, POLICY_KIND):
+                for user in self._cache.tagged(waiting, namespace, f"variant/{metadata['name']}"):
+                    yield Key(waiting, namespace, user["metadata"]["name"])
         labels = metadata.get("labels", {})
         if kind in CHILD_KINDS and POLICY_LABEL in labels:
             yield Key(POLICY_KIND, namespace, labels[POLICY_LABEL])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+
+from sixfold_api.base import ApiModel
 from sixfold_api.names import CLAIMS_DIRECTORY, COMPONENT_LABEL, CREDENTIALS_DIRECTORY, PREPARE, VARIANT_LABEL
 from sixfold_api.scalars import duration_seconds
 from sixfold_api.variant import CLAIM_SCHEME, PERMANENT_FAILURE_EXIT_CODE, ModelVariantSpec
 from sixfold_operator.builders.common import (
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
     USER_ID,
     Manifest,
     Mount,
@@ -26,12 +28,26 @@ _NO_SECOND_TRY = {
 }
 
 
-def claim_and_path(name: str, spec: ModelVariantSpec) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Inputs:
+    """Addresses that are known only once the variants are prepared that a variant refers to."""
+
+    source: str
+    """hf:// or pvc:// of the weights that the preparation begins with."""
+    target: str = ""
+    """pvc:// of the prepared target, for a draft."""
+
+
+def claims(spec: ModelVariantSpec, inputs: Inputs) -> set[str]:
+    """Every claim that the Job mounts."""
+    files = [text.uri for text in (spec.calibration, spec.evaluation, spec.lora) if text is not None]
+    found = {_split(uri)[0] for uri in (inputs.source, inputs.target, *files) if uri.startswith(CLAIM_SCHEME)}
+    return found if spec.artifact is None else found | {spec.artifact.claim_name}
+
+
+def artifact_place(name: str, spec: ModelVariantSpec, source: str) -> tuple[str, str]:
     """The claim that holds the weights of variant `name` once it is prepared, and the folder inside it."""
-    if spec.artifact is not None:
-        return spec.artifact.claim_name, name
-    claim, _, path = (spec.source.uri or "").removeprefix(CLAIM_SCHEME).partition("/")
-    return claim, path
+    return _split(source) if spec.artifact is None else (spec.artifact.claim_name, name)
 
 
 def job_name(variant: Manifest, spec: ModelVariantSpec) -> str:
@@ -40,37 +56,71 @@ def job_name(variant: Manifest, spec: ModelVariantSpec) -> str:
     return f"{variant['metadata']['name']}-{PREPARE}-{digest(identity, 8)}"
 
 
-def preparation_job(variant: Manifest, spec: ModelVariantSpec, settings: OperatorSettings) -> Manifest:
-    """The Job that fetches (hf://) or only verifies (pvc://) the weights.
+def bare_job(variant: Manifest, spec: ModelVariantSpec) -> Manifest:
+    """The Job by name and owner, without a body."""
+    labels = {VARIANT_LABEL: variant["metadata"]["name"], COMPONENT_LABEL: PREPARE}
+    return child(variant, "batch/v1", "Job", job_name(variant, spec), labels)
+
+
+def preparation_job(variant: Manifest, spec: ModelVariantSpec, inputs: Inputs, settings: OperatorSettings) -> Manifest:
+    """The Job that fetches, adapts, quantises, compares, or only verifies the weights.
 
     It is never changed, and stays until the variant goes: its pod's termination message is the answer.
     """
-    name = variant["metadata"]["name"]
-    claim, path = claim_and_path(name, spec)
-    fetches = spec.artifact is not None
+    written = set() if spec.artifact is None else {spec.artifact.claim_name}
     pod = spec.preparation.pod
-    mounts = claim_mounts([claim], read_only=not fetches)
+    mounts = claim_mounts(claims(spec, inputs) - written) + claim_mounts(written, read_only=False)
     if spec.credentials_secret_ref is not None:
         secret = {"secret": {"secretName": spec.credentials_secret_ref.name}}
         mounts.append(Mount("credentials", secret, CREDENTIALS_DIRECTORY))
     main = container(settings, PREPARE, pod, mounts)
     main["command"] = ["sixfold"]
-    main["args"] = ["prepare", "--source", spec.source.uri or "", "--task", spec.task.value, "--claims", CLAIMS_DIRECTORY]
-    if fetches:
-        main["args"] += ["--artifact-claim", claim, "--artifact-path", path]
+    main["args"] = ["prepare", *_arguments(variant["metadata"]["name"], spec, inputs)]
     main["env"] = [{"name": "HOME", "value": "/tmp"}]
-    if fetches and settings.hub_endpoint:
+    if spec.source.is_hub and settings.hub_endpoint:
         main["env"].append({"name": "HF_ENDPOINT", "value": settings.hub_endpoint})
     template = pod_spec(main, pod, mounts)
     template["restartPolicy"] = "Never"
-    if fetches:
+    if written:
         template["securityContext"] |= {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
-    labels = {VARIANT_LABEL: name, COMPONENT_LABEL: PREPARE}
-    manifest = child(variant, "batch/v1", "Job", job_name(variant, spec), labels)
+    manifest = bare_job(variant, spec)
+    labels = manifest["metadata"]["labels"]
     manifest["spec"] = {
         "backoffLimit": TRIES - 1,
         "podFailurePolicy": {"rules": [_NO_SECOND_TRY]},
         "activeDeadlineSeconds": max(1, round(duration_seconds(spec.preparation.deadline))),
-        "template": {"metadata": {"labels": {MANAGED_BY_LABEL: MANAGED_BY, **labels}}, "spec": template},
+        "template": {"metadata": {"labels": labels}, "spec": template},
     }
     return manifest
+
+
+def _arguments(name: str, spec: ModelVariantSpec, inputs: Inputs) -> list[str]:
+    """The options of `sixfold prepare`."""
+    options: dict[str, str | None] = {
+        "--source": inputs.source,
+        "--task": spec.task.value,
+        "--claims": CLAIMS_DIRECTORY,
+    }
+    if spec.artifact is not None:
+        claim, path = artifact_place(name, spec, inputs.source)
+        options |= {"--artifact-claim": claim, "--artifact-path": path}
+    if spec.quantises:
+        options |= {"--precision": _json(spec.precision), "--budget": spec.budget}
+    options |= {
+        "--calibration": _json(spec.calibration),
+        "--evaluation": _json(spec.evaluation),
+        "--lora": None if spec.lora is None else spec.lora.uri,
+    }
+    if spec.draft_for is not None:
+        options |= {"--draft-for": inputs.target, "--target-name": spec.draft_for.name}
+    return [word for option, value in options.items() if value is not None for word in (option, value)]
+
+
+def _json(model: ApiModel | None) -> str | None:
+    return None if model is None else json.dumps(model.to_dict(), separators=(",", ":"))
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """Claim and path of a pvc:// address."""
+    claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
+    return claim, path

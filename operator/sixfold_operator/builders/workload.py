@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sixfold_api.names import (
@@ -114,7 +114,7 @@ def engine_deployment(
     env = [{"name": ENV_MODELS, "value": _models_json(models)}, {"name": ENV_DEVICE, "value": device}]
     _serve(main, policy, component, "engine", env)
     template = _template(name, component, pod_spec(main, engine.pod, mounts))
-    template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest([model.digest for model in models])}
+    template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest(list(_digests(models)))}
     return _deployment(policy, component, replicas, template, surge=surges(engine, replicas))
 
 
@@ -123,6 +123,11 @@ def surges(engine: EngineSpec, replicas: int) -> bool:
     if engine.strategy is RolloutStrategy.AUTO:
         return engine.accelerator.type is AcceleratorType.CPU or replicas <= 1
     return engine.strategy is RolloutStrategy.SURGE
+
+
+def _digests(models: Sequence[ServedModel]) -> Iterator[str]:
+    for model in models:
+        yield from (weights.digest for weights in (model, model.quantized, model.draft) if weights is not None)
 
 
 def _models_json(models: Sequence[ServedModel]) -> str:

@@ -30,14 +30,15 @@ from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import (
     LEVEL_REASON,
-    Findings,
     build_status,
     locked_out,
     notes,
     workload_verdict,
 )
+from sixfold_operator.reconcile.policy_weights import weights_under_way
 from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running, last_status
 from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
@@ -94,18 +95,18 @@ class PolicyReconciler:
             part: cache.get("Deployment", namespace, component_name(name, part))
             for part in (GATEWAY, ENGINE, CLASSIFIER)
         }
-        loads, variants = resolve(spec, lambda variant: cache.get(VARIANT_KIND, namespace, variant))
+        served = resolve(spec, lambda variant: cache.get(VARIANT_KIND, namespace, variant))
         findings = Findings(
             policy=policy,
             spec=spec,
-            effective=effective(spec),
+            effective=effective(spec, unsupported=served.unsupported),
             reach=reach([], {}, 0),
-            variants=variants,
+            variants=served.verdict,
             deployments=deployments,
             pods=pods,
             states={},
         )
-        return findings, loads
+        return findings, served.loads
 
     async def _write_config(self, findings: Findings) -> tuple[int, bool]:
         """Sequence of the configuration in the ConfigMap (0 if it couldn't be written), and whether it is new."""
@@ -207,13 +208,13 @@ class PolicyReconciler:
         return None
 
     def _again_seconds(self, findings: Findings, sequence: int) -> float | None:
-        """The shortest of: pods lag or don't answer, pods come up, the API or a foreign object stands in the way."""
+        """The shortest of: pods lag or don't answer, come up, change weights; something stands in the way."""
         waits = []
         if sequence and not findings.reach.complete:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
             waits.append(ASK_AGAIN_SECONDS)
-        if locked_out(findings) is not None:
+        if locked_out(findings) is not None or weights_under_way(findings):
             waits.append(ASK_AGAIN_SECONDS)
         if findings.conflicts or findings.refusals:
             waits.append(REFUSED_RETRY_SECONDS)

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
-from sixfold_api.effective import Effective
 from sixfold_api.modes import ModeState
 from sixfold_api.names import ENGINE
-from sixfold_api.policy import EngineStatus, InferencePolicySpec, InferencePolicyStatus, LevelStatus, ModeStatus
+from sixfold_api.policy import EngineStatus, InferencePolicyStatus, LevelStatus, ModeStatus
 from sixfold_api.runtime_config import PodState
-from sixfold_operator.builders.common import Manifest, selector
+from sixfold_operator.builders.common import selector
 from sixfold_operator.builders.workload import components
-from sixfold_operator.reconcile.config_rollout import Reach
+from sixfold_operator.reconcile.findings import Findings
+from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, weights_failed
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
-from sixfold_operator.reconcile.status_writer import Note, transition_notes
+from sixfold_operator.reconcile.status_writer import ALARMS, Note, transition_notes
 
 LEVEL_REASON = "Spec"
+NOTED = ("Ready", "VariantsReady", *ALARMS)
 OPEN_GATEWAY = "spec.gateway.apiKeysSecretRef is not set: whoever reaches the gateway may use it"
-
-
-@dataclass
-class Findings:
-    """Everything that a policy's status is made of."""
-
-    policy: Manifest
-    spec: InferencePolicySpec
-    effective: Effective
-    reach: Reach
-    variants: Verdict
-    deployments: Mapping[str, Manifest | None]
-    pods: Mapping[str, Sequence[Manifest]]
-    states: Mapping[str, PodState]
-    conflicts: list[str] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
 
 
 def workload_verdict(findings: Findings) -> Verdict:
@@ -62,19 +46,19 @@ def build_status(findings: Findings, now: datetime) -> InferencePolicyStatus:
         level=LevelStatus(target=target, reason=LEVEL_REASON, since=since),
         modes=[_mode(mode, findings.states) for mode in findings.effective.modes],
         config=findings.reach.status,
-        engine=_engine(findings),
+        engine=_engine(findings, before.engine),
         conditions=merge(before.conditions, _conditions(findings), now),
     )
 
 
 def notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[Note]:
-    """What people should hear of: level decisions, and Ready, VariantsReady and Conflict when they change."""
+    """What people should hear of: level decisions, and the conditions of NOTED when they change."""
     result = []
     if after.level is not None and (before.level is None or before.level.target != after.level.target):
         was = "" if before.level is None else f" (it was {before.level.target})"
         result.append(Note("LevelChanged", f"The level is {after.level.target}{was}: spec.rollbackLevel says so"))
     rejected = [entry for entry in after.conditions if entry.reason == "ConfigRejected"]
-    result += transition_notes(before.conditions, after.conditions, ("Ready", "VariantsReady", "Conflict"))
+    result += transition_notes(before.conditions, after.conditions, NOTED)
     result += transition_notes(before.conditions, rejected, ("ConfigApplied",))
     return list(dict.fromkeys(result))
 
@@ -110,6 +94,9 @@ def _conditions(findings: Findings) -> list[Condition]:
     ]
     if conflict is not None:
         result.append(entry("Conflict", conflict, ConditionStatus.TRUE))
+    for type_, reported in (("WeightsFailed", weights_failed(findings)), ("DraftShortened", draft_shortened(findings))):
+        if reported is not None:
+            result.append(entry(type_, reported, ConditionStatus.TRUE))
     if findings.spec.gateway.api_keys_secret_ref is None:
         result.append(entry("OpenGateway", Verdict(True, "NoApiKeys", OPEN_GATEWAY)))
     return result
@@ -138,7 +125,7 @@ def _mode(mode: ModeStatus, states: Mapping[str, PodState]) -> ModeStatus:
     return mode
 
 
-def _engine(findings: Findings) -> EngineStatus:
+def _engine(findings: Findings, before: EngineStatus | None) -> EngineStatus:
     deployment = findings.deployments.get(ENGINE) or {}
     status = deployment.get("status", {})
     labels = selector(findings.policy["metadata"]["name"], ENGINE)
@@ -146,4 +133,5 @@ def _engine(findings: Findings) -> EngineStatus:
         replicas=status.get("replicas", 0),
         ready_replicas=status.get("readyReplicas", 0),
         selector=",".join(f"{key}={value}" for key, value in labels.items()),
+        full_weights=full_weights(findings, before),
     )

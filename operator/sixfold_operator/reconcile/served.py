@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sixfold_api.generation import GenerationSpec
+from sixfold_api.modes import Mode
 from sixfold_api.names import CLASSIFIER, ENGINE, claim_path
 from sixfold_api.policy import InferencePolicySpec
-from sixfold_api.runtime_config import ServedModel
-from sixfold_api.scalars import Task
+from sixfold_api.precision import Scheme
+from sixfold_api.runtime_config import Draft, ServedModel, WeightSet
+from sixfold_api.scalars import FullWeights, Task
 from sixfold_api.variant import ArtifactStatus
 from sixfold_operator.builders.common import Manifest
+from sixfold_operator.reconcile.inputs import Find, variant_problem
 from sixfold_operator.reconcile.rollout import Verdict, condition
+from sixfold_operator.reconcile.variant_quality import TOKENIZER_MISMATCH
 
 
 @dataclass
@@ -22,49 +26,138 @@ class Load:
     claims: list[str] = field(default_factory=list)
 
 
-def wanted_variants(spec: InferencePolicySpec) -> list[tuple[str, str, Task]]:
-    """Component, name of the variant and task of every model that a policy asks for."""
-    wanted = []
-    if spec.generation is not None:
-        wanted.append((ENGINE, spec.generation.variant_ref.name, Task.GENERATION))
-    if spec.classification is not None:
-        component = ENGINE if spec.classification.engine is None else CLASSIFIER
-        wanted.append((component, spec.classification.variant_ref.name, Task.CLASSIFICATION))
-    return wanted
+@dataclass(frozen=True)
+class Served:
+    """What the variants of a policy come to.
+
+    Attributes:
+        loads: the load of each component; None unless every variant can be served.
+        verdict: VariantsReady.
+        unsupported: modes that run without, because their variant doesn't fit, with the reason.
+    """
+
+    loads: dict[str, Load] | None
+    verdict: Verdict
+    unsupported: dict[Mode, str] = field(default_factory=dict)
 
 
-def resolve(
-    spec: InferencePolicySpec, variant: Callable[[str], Manifest | None]
-) -> tuple[dict[str, Load] | None, Verdict]:
-    """The load of each component and VariantsReady; no loads unless every variant can be served."""
+class _UnservableError(Exception):
+    """A variant that can't be served; the verdict says why."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+def resolve(spec: InferencePolicySpec, variant: Find) -> Served:
+    """What each component serves. A draft that doesn't fit is left out; any other variant that can't be served
+    leaves everything as it is."""
     loads: dict[str, Load] = {}
     problems: list[Verdict] = []
-    for component, name, task in wanted_variants(spec):
-        found = variant(name)
-        problem = _problem(found, name, task)
-        if problem is not None or found is None:
-            problems.append(problem or Verdict(False, "VariantMissing", name))
-            continue
-        artifact = ArtifactStatus.model_validate(found["status"]["artifact"])
-        load = loads.setdefault(component, Load())
-        path = claim_path(artifact.claim_name, artifact.path)
-        load.models.append(ServedModel(name=name, task=task, path=path, digest=artifact.digest))
-        load.claims.append(artifact.claim_name)
+    unsupported: dict[Mode, str] = {}
+    if spec.generation is not None:
+        try:
+            unsupported = _generation(spec, spec.generation, variant, loads.setdefault(ENGINE, Load()))
+        except _UnservableError as error:
+            problems.append(error.verdict)
+    if spec.classification is not None:
+        component = ENGINE if spec.classification.engine is None else CLASSIFIER
+        name = spec.classification.variant_ref.name
+        try:
+            artifact = _artifact(variant, name, Task.CLASSIFICATION)
+        except _UnservableError as error:
+            problems.append(error.verdict)
+        else:
+            _add(loads.setdefault(component, Load()), _served(name, Task.CLASSIFICATION, artifact), artifact)
     if problems:
         message = "; ".join(problem.message for problem in problems)
-        return None, Verdict(False, problems[0].reason, f"{message}. Pods that run already stay as they are")
-    names = ", ".join(model.name for load in loads.values() for model in load.models)
-    return loads, Verdict(True, "Ready", f"Verified: {names}")
+        verdict = Verdict(False, problems[0].reason, f"{message}. Pods that run already stay as they are")
+        return Served(None, verdict, unsupported)
+    names = ", ".join(name for load in loads.values() for model in load.models for name in _names(model))
+    return Served(loads, Verdict(True, "Ready", f"Verified: {names}"), unsupported)
 
 
-def _problem(variant: Manifest | None, name: str, task: Task) -> Verdict | None:
-    if variant is None or "deletionTimestamp" in variant["metadata"]:
-        return Verdict(False, "VariantMissing", f"ModelVariant {name} doesn't exist in this namespace")
-    has = variant["spec"]["task"]
-    if has != task.value:
-        return Verdict(False, "WrongTask", f"ModelVariant {name} has task {has}; {task.value} is needed here")
-    ready = condition(variant, "Ready")
-    if ready.get("status") != "True" or "artifact" not in variant["status"]:
-        why = f"{ready['reason']}: {ready.get('message', '')}" if ready else "not looked at yet"
-        return Verdict(False, "VariantNotReady", f"ModelVariant {name} is not ready ({why})")
-    return None
+def _generation(spec: InferencePolicySpec, generation: GenerationSpec, variant: Find, load: Load) -> dict[Mode, str]:
+    """Put the generating model into the load; returns the modes that it has to do without."""
+    name = generation.variant_ref.name
+    full = _artifact(variant, name, Task.GENERATION)
+    model, artifacts = _served(name, Task.GENERATION, full), [full]
+    unsupported = {}
+    if generation.quantized is not None:
+        other = generation.quantized.variant_ref.name
+        artifact = _artifact(variant, other, Task.GENERATION)
+        _require_quantized(variant(other) or {}, artifact, name, full)
+        weights = WeightSet(name=other, path=_path(artifact), digest=artifact.digest)
+        full_weights = spec.engine.full_weights or FullWeights.AUTO
+        model = model.model_copy(update={"quantized": weights, "full_weights": full_weights})
+        artifacts.append(artifact)
+    if generation.speculative is not None:
+        other = generation.speculative.draft_variant_ref.name
+        mismatch = _draft_mismatch(variant(other), other, name, full)
+        if mismatch is None:
+            artifact = _artifact(variant, other, Task.GENERATION)
+            device = generation.speculative.draft_device
+            draft = Draft(name=other, path=_path(artifact), digest=artifact.digest, device=device)
+            model = model.model_copy(update={"draft": draft})
+            artifacts.append(artifact)
+        else:
+            unsupported[Mode.SPECULATIVE] = mismatch
+    _add(load, model, *artifacts)
+    return unsupported
+
+
+def _require_quantized(quantized: Manifest, artifact: ArtifactStatus, full_name: str, full: ArtifactStatus) -> None:
+    """Quantised weights answer in place of the full ones: they must be some, and read the same token ids."""
+    name = quantized["metadata"]["name"]
+    asked = quantized["spec"].get("precision", {}).get("scheme", Scheme.NONE)
+    if asked == Scheme.NONE and artifact.scheme is Scheme.NONE:
+        message = f"ModelVariant {name} isn't quantised; spec.generation.quantized needs one with spec.precision"
+        raise _UnservableError(Verdict(False, "NotQuantized", message))
+    one_model = "both must come from one model"
+    if artifact.tokenizer_fingerprint != full.tokenizer_fingerprint:
+        message = f"ModelVariants {name} and {full_name} have different tokenizers: {one_model}"
+        raise _UnservableError(Verdict(False, TOKENIZER_MISMATCH, message))
+    if artifact.vocabulary_tokens != full.vocabulary_tokens:
+        sizes = f"{artifact.vocabulary_tokens} and {full.vocabulary_tokens} tokens"
+        message = f"ModelVariants {name} and {full_name} have vocabularies of {sizes}: {one_model}"
+        raise _UnservableError(Verdict(False, TOKENIZER_MISMATCH, message))
+
+
+def _draft_mismatch(draft: Manifest | None, name: str, target_name: str, target: ArtifactStatus) -> str | None:
+    """Why a draft can't draft for the target, whatever else becomes of it; None if nothing is known against it."""
+    message = f"the tokenizer of the draft {name} isn't that of {target_name}; choose a draft of the same family"
+    if draft is None or draft["spec"]["task"] != Task.GENERATION.value:
+        return None
+    ready = condition(draft, "Ready")
+    is_for_target = draft["spec"].get("draftFor", {}).get("name") == target_name
+    if is_for_target and ready.get("status") == "False" and ready["reason"] == TOKENIZER_MISMATCH:
+        return message
+    fingerprint = draft.get("status", {}).get("artifact", {}).get("tokenizerFingerprint")
+    return message if fingerprint not in (None, target.tokenizer_fingerprint) else None
+
+
+def _artifact(variant: Find, name: str, task: Task) -> ArtifactStatus:
+    """The verified weights of a variant; raises _UnservableError."""
+    found = variant(name)
+    problem = variant_problem(found, name, task)
+    if problem is not None or found is None:
+        raise _UnservableError(problem or Verdict(False, "VariantMissing", name))
+    return ArtifactStatus.model_validate(found["status"]["artifact"])
+
+
+def _served(name: str, task: Task, artifact: ArtifactStatus) -> ServedModel:
+    return ServedModel(name=name, task=task, path=_path(artifact), digest=artifact.digest)
+
+
+def _path(artifact: ArtifactStatus) -> str:
+    return claim_path(artifact.claim_name, artifact.path)
+
+
+def _add(load: Load, model: ServedModel, *artifacts: ArtifactStatus) -> None:
+    load.models.append(model)
+    load.claims += [artifact.claim_name for artifact in artifacts]
+
+
+def _names(model: ServedModel) -> list[str]:
+    """Names of the variants in a model."""
+    return [weights.name for weights in (model, model.quantized, model.draft) if weights is not None]

@@ -17,6 +17,8 @@ from sixfold_operator.reconcile.rollout import last_status
 log = logging.getLogger(__name__)
 
 MESSAGE_CHARACTERS = 1024
+ALARMS = ("Conflict", "WeightsFailed", "DraftShortened")
+"""Conditions that are bad news while they are True."""
 UNDER_WAY = {"Preparing", "RollingOut", "PodsNotReady", "NotCreated", "Waiting", "VariantNotReady", "ScaledToZero"}
 """Reasons that say `not yet`, no cause for alarm."""
 
@@ -35,7 +37,7 @@ def transition_notes(before: list[Condition], after: list[Condition], types: tup
     notes = []
     for condition in after:
         if condition.type in types and known.get(condition.type) != (condition.status, condition.reason):
-            healthy = (condition.status is ConditionStatus.TRUE) != (condition.type == "Conflict")
+            healthy = (condition.status is ConditionStatus.TRUE) != (condition.type in ALARMS)
             reason = condition.type if healthy else condition.reason
             notes.append(Note(reason, condition.message, not healthy and condition.reason not in UNDER_WAY))
     return notes

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
 from sixfold_api.names import VARIANT_KIND
 from sixfold_api.variant import ModelVariantSpec, ModelVariantStatus
 from sixfold_operator.builders.common import Manifest
-from sixfold_operator.builders.job import claim_and_path, job_name, preparation_job
+from sixfold_operator.builders.job import Inputs, bare_job, claims, job_name, preparation_job
 from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, controller, is_controlled_by
 from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.inputs import find_inputs
 from sixfold_operator.reconcile.rollout import Verdict, last_status
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 from sixfold_operator.reconcile.variant_plan import VariantPlan, plan, status_of
 
 REFUSED_RETRY_SECONDS = 10.0
+NOTED = ("Prepared", "WithinBudget", "DraftCompatible")
+"""Conditions whose changes are told in Events."""
 
 
 async def reconcile_variant(
@@ -35,7 +38,7 @@ async def reconcile_variant(
     except ValidationError as error:
         before = last_status(ModelVariantStatus, variant)
         verdict = Verdict(False, "InvalidSpec", f"This operator can't read the spec; nothing is changed. {error}")
-        step = VariantPlan(verdict, before.artifact, before.job_name)
+        step = VariantPlan(verdict, before.artifact, before.job_name, before.quality, before.draft)
     else:
         step = await _try_step(context, variant, spec)
     if await _write(context, variant, step):
@@ -58,19 +61,21 @@ async def _try_step(context: Context, variant: Manifest, spec: ModelVariantSpec)
 
 async def _carry_out(context: Context, variant: Manifest, spec: ModelVariantSpec) -> VariantPlan:
     """Plan on what is there, and do it."""
-    namespace, uid = variant["metadata"]["namespace"], variant["metadata"]["uid"]
-    wanted = preparation_job(variant, spec, context.settings)
+    namespace, name, uid = (variant["metadata"][key] for key in ("namespace", "name", "uid"))
     prepared = last_status(ModelVariantStatus, variant).artifact is not None
-    job = None if prepared else await context.children.find(wanted)
+    job = None if prepared else await context.children.find(bare_job(variant, spec))
     pods = _pods_of(context, variant, job) if job is not None else []
-    claim_exists = prepared or job is not None or await _claim_exists(context, variant, spec)
-    step = plan(variant, spec, job, pods, claim_exists, context.clock.now())
-    if step.create_job:
-        await context.children.ensure(wanted)
+    inputs = find_inputs(name, spec, lambda other: context.cache.get(VARIANT_KIND, namespace, other))
+    missing: list[str] = []
+    if not prepared and job is None and isinstance(inputs, Inputs):
+        missing = await _missing_claims(context, namespace, claims(spec, inputs))
+    step = plan(variant, spec, job, pods, inputs, missing, context.clock.now())
+    if step.create_job and isinstance(inputs, Inputs):
+        await context.children.ensure(preparation_job(variant, spec, inputs, context.settings))
     if step.discard_job and job is not None:
         await context.kube.delete(job)
     if not prepared:
-        for old in context.cache.tagged("Job", namespace, f"variant/{variant['metadata']['name']}"):
+        for old in context.cache.tagged("Job", namespace, f"variant/{name}"):
             if is_controlled_by(old, uid) and old["metadata"]["name"] != job_name(variant, spec):
                 await context.kube.delete(old)
     return step
@@ -87,14 +92,12 @@ def _pods_of(context: Context, variant: Manifest, job: Manifest) -> list[Manifes
     return sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
 
-async def _claim_exists(context: Context, variant: Manifest, spec: ModelVariantSpec) -> bool:
-    claim, _ = claim_and_path(variant["metadata"]["name"], spec)
-    found = await context.kube.get("PersistentVolumeClaim", variant["metadata"]["namespace"], claim)
-    return found is not None
+async def _missing_claims(context: Context, namespace: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if await context.kube.get("PersistentVolumeClaim", namespace, name) is None]
 
 
 async def _write(context: Context, variant: Manifest, step: VariantPlan) -> bool:
     status = status_of(step, variant, context.clock.now())
     before = last_status(ModelVariantStatus, variant)
-    notes = transition_notes(before.conditions, status.conditions, ("Prepared",))
+    notes = transition_notes(before.conditions, status.conditions, NOTED)
     return await write_status(context, variant, status, notes)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge
+from sixfold_api.precision import DraftReport, QualityReport
 from sixfold_api.variant import (
     PERMANENT_FAILURE_EXIT_CODE,
     ArtifactFacts,
@@ -18,8 +19,9 @@ from sixfold_api.variant import (
     PreparationSummary,
 )
 from sixfold_operator.builders.common import Manifest
-from sixfold_operator.builders.job import TRIES, claim_and_path, job_name
+from sixfold_operator.builders.job import TRIES, Inputs, artifact_place, job_name
 from sixfold_operator.reconcile.rollout import Verdict, condition, last_status, one_word, pod_problem, termination
+from sixfold_operator.reconcile.variant_quality import TOKENIZER_MISMATCH, budget_verdict, draft_verdict
 
 CLAIM_RETRY_SECONDS = 10.0
 SUMMARY_GRACE_SECONDS = 10.0
@@ -32,8 +34,11 @@ class VariantPlan:
     """What follows from what was observed."""
 
     verdict: Verdict
+    """Prepared."""
     artifact: ArtifactStatus | None = None
     job_name: str | None = None
+    quality: QualityReport | None = None
+    draft: DraftReport | None = None
     create_job: bool = False
     discard_job: bool = False
     again_seconds: float | None = None
@@ -44,54 +49,68 @@ def plan(
     spec: ModelVariantSpec,
     job: Manifest | None,
     pods: Sequence[Manifest],
-    claim_exists: bool,
+    inputs: Inputs | Verdict,
+    missing_claims: Sequence[str],
     now: datetime,
 ) -> VariantPlan:
     """The next step of a variant.
 
-    `job` is the one that belongs to the spec, `pods` are its pods; `claim_exists` counts only without a Job. What
-    shapes an artifact is immutable, so a recorded artifact stands for as long as the variant does.
+    `job` is the one that belongs to the spec, `pods` are its pods. `inputs` is what the Job is made from, or what
+    it waits for; like `missing_claims` it counts only without a Job. What shapes an artifact is immutable, so a
+    recorded artifact stands for as long as the variant does.
     """
     status = last_status(ModelVariantStatus, variant)
     if status.artifact is not None:
-        return VariantPlan(_prepared(status.artifact), status.artifact, status.job_name)
+        return VariantPlan(_prepared(status.artifact), status.artifact, status.job_name, status.quality, status.draft)
     name = job_name(variant, spec)
-    claim, _ = claim_and_path(variant["metadata"]["name"], spec)
-    if job is None and not claim_exists:
-        message = f"PersistentVolumeClaim {claim} doesn't exist in this namespace: create it, and preparation starts"
-        return VariantPlan(Verdict(False, "ClaimMissing", message), again_seconds=CLAIM_RETRY_SECONDS)
     if job is None:
-        return VariantPlan(Verdict(False, "Preparing", f"Job {name} is being created"), None, name, create_job=True)
+        return _begin(name, inputs, missing_claims)
     summary = newest_summary(pods)
+    measured = summary or PreparationSummary()
     if condition(job, "Complete").get("status") == "True":
-        return _complete(variant, spec, job, summary, now)
+        return _complete(variant, spec, job, inputs, summary, now)
     if condition(job, "Failed").get("status") == "True":
-        return VariantPlan(_failed(job, pods, summary), None, name)
-    return VariantPlan(_running(name, pods, summary), None, name)
+        return VariantPlan(_failed(job, pods, summary), None, name, measured.quality, measured.draft)
+    return VariantPlan(_running(name, pods, summary), None, name, measured.quality, measured.draft)
 
 
 def status_of(plan: VariantPlan, variant: Manifest, now: datetime) -> ModelVariantStatus:
     """The status that a plan leads to."""
     generation = variant["metadata"]["generation"]
     before = last_status(ModelVariantStatus, variant)
-    state = ConditionStatus.TRUE if plan.verdict.ok else ConditionStatus.FALSE
     conditions = [
         Condition(
             type=type_,
-            status=state,
-            reason=plan.verdict.reason,
-            message=plan.verdict.message[:2048],
+            status=ConditionStatus.TRUE if verdict.ok else ConditionStatus.FALSE,
+            reason=verdict.reason,
+            message=verdict.message[:2048],
             observed_generation=generation,
         )
-        for type_ in ("Ready", "Prepared")
+        for type_, verdict in _verdicts(plan, is_draft="draftFor" in variant["spec"]).items()
     ]
     return ModelVariantStatus(
         observed_generation=generation,
         artifact=plan.artifact,
         size=size_text(plan.artifact.size_bytes) if plan.artifact else None,
+        quality=plan.quality,
+        draft=plan.draft,
         job_name=plan.job_name,
         conditions=merge(before.conditions, conditions, now),
     )
+
+
+def _verdicts(plan: VariantPlan, *, is_draft: bool) -> dict[str, Verdict]:
+    """The conditions. Weights that were prepared but lost too much can't be served."""
+    verdicts = {"Prepared": plan.verdict, "Ready": plan.verdict}
+    if plan.quality is not None:
+        verdicts["WithinBudget"] = budget_verdict(plan.quality)
+        if plan.verdict.ok and not verdicts["WithinBudget"].ok:
+            verdicts["Ready"] = verdicts["WithinBudget"]
+    if plan.draft is not None:
+        verdicts["DraftCompatible"] = draft_verdict(plan.draft)
+    elif is_draft and plan.verdict.reason == TOKENIZER_MISMATCH:
+        verdicts["DraftCompatible"] = plan.verdict
+    return verdicts
 
 
 def newest_summary(pods: Sequence[Manifest]) -> PreparationSummary | None:
@@ -115,20 +134,38 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
+def _begin(name: str, inputs: Inputs | Verdict, missing_claims: Sequence[str]) -> VariantPlan:
+    """What stands in the way of Job `name`, or its creation."""
+    if isinstance(inputs, Verdict):
+        return VariantPlan(inputs)
+    if missing_claims:
+        claims = " and ".join(sorted(missing_claims))
+        message = f"no PersistentVolumeClaim {claims} in this namespace: create it, and preparation starts"
+        return VariantPlan(Verdict(False, "ClaimMissing", message), again_seconds=CLAIM_RETRY_SECONDS)
+    return VariantPlan(Verdict(False, "Preparing", f"Job {name} is being created"), None, name, create_job=True)
+
+
 def _prepared(artifact: ArtifactFacts) -> Verdict:
     message = f"{artifact.architecture}, {artifact.parameters} parameters in {artifact.dtype}, {artifact.digest[:19]}"
     return Verdict(True, "Prepared", f"The weights are verified: {message}")
 
 
 def _complete(
-    variant: Manifest, spec: ModelVariantSpec, job: Manifest, summary: PreparationSummary | None, now: datetime
+    variant: Manifest,
+    spec: ModelVariantSpec,
+    job: Manifest,
+    inputs: Inputs | Verdict,
+    summary: PreparationSummary | None,
+    now: datetime,
 ) -> VariantPlan:
     name = job["metadata"]["name"]
     if summary is not None and summary.facts is not None:
-        claim, path = claim_and_path(variant["metadata"]["name"], spec)
-        facts = summary.facts.model_dump()
-        artifact = ArtifactStatus(**facts, claim_name=claim, path=path)
-        return VariantPlan(_prepared(artifact), artifact, name)
+        if isinstance(inputs, Verdict) and spec.artifact is None:
+            return VariantPlan(inputs, None, name)  # used in place, and the variant whose place it is has gone
+        source = inputs.source if isinstance(inputs, Inputs) else ""
+        claim, path = artifact_place(variant["metadata"]["name"], spec, source)
+        artifact = ArtifactStatus(**summary.facts.model_dump(), claim_name=claim, path=path)
+        return VariantPlan(_prepared(artifact), artifact, name, summary.quality, summary.draft)
     if _seconds_since_completion(job, now) < SUMMARY_GRACE_SECONDS:
         return VariantPlan(Verdict(False, "Preparing", f"Job {name} has finished"), None, name, again_seconds=1.0)
     message = f"Job {name} finished, but its pod and summary are gone: it runs once more"
@@ -156,7 +193,7 @@ def _running(name: str, pods: Sequence[Manifest], summary: PreparationSummary | 
         failure = summary.failure
         outlook = f"Job {name} tries again" if _tries_again(pods) else f"Job {name} ends"
         return Verdict(False, failure.reason, f"{failure.message}. {outlook}")
-    return Verdict(False, "Preparing", f"Job {name} fetches and verifies the weights")
+    return Verdict(False, "Preparing", f"Job {name} prepares the weights")
 
 
 def _tries_again(pods: Sequence[Manifest]) -> bool:

@@ -1,0 +1,29 @@
+"""What one look at a policy found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sixfold_api.effective import Effective
+from sixfold_api.policy import InferencePolicySpec
+from sixfold_api.runtime_config import PodState
+from sixfold_operator.builders.common import Manifest
+from sixfold_operator.reconcile.config_rollout import Reach
+from sixfold_operator.reconcile.rollout import Verdict
+
+
+@dataclass
+class Findings:
+    """Everything that a policy's status is made of."""
+
+    policy: Manifest
+    spec: InferencePolicySpec
+    effective: Effective
+    reach: Reach
+    variants: Verdict
+    deployments: Mapping[str, Manifest | None]
+    pods: Mapping[str, Sequence[Manifest]]
+    states: Mapping[str, PodState]
+    conflicts: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
