@@ -111,7 +111,8 @@ def from_cluster(name: str, namespace: str | None, context: str | None, level: i
     if level is not None:
         return Explanation(name, namespace, spec, _supposed(spec, level))
     target = status.level.target if status.level is not None else None
-    return Explanation(name, namespace, spec, effective(spec, target), status)
+    unsupported = {mode.name: mode.reason for mode in status.modes if mode.state is ModeState.UNSUPPORTED}
+    return Explanation(name, namespace, spec, effective(spec, target, unsupported), status)
 
 
 def _fetch(name: str, namespace: str | None, context: str | None) -> tuple[str, dict[str, Any]]:
