@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from sixfold_runtime.engine.candidates import Logits, largest
 from sixfold_runtime.engine.protocol import TokenLogprob
-from sixfold_runtime.engine.sampler import Logits, largest
 
 _SPACE = "\u2581"
 """What SentencePiece writes for a space."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sixfold_runtime.engine.candidates import Logits
 from sixfold_runtime.engine.logprobs import TokenBytes, token_logprob
 from sixfold_runtime.engine.protocol import FinishReason, Generate, TokenLogprob
-from sixfold_runtime.engine.sampler import Logits, Sampler, is_finite
+from sixfold_runtime.engine.sampler import Sampler, is_finite
 from sixfold_runtime.engine.stream import OutputStream
 from sixfold_runtime.modes.acceptance import (
     Acceptance,

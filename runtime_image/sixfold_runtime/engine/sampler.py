@@ -13,110 +13,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
+from sixfold_runtime.engine.candidates import SEED_MASK, Ids, Logits, Weights, largest, noise, nucleus
 from sixfold_runtime.engine.protocol import Sampling
 from sixfold_runtime.modes.acceptance import Distribution
 
-Logits = npt.NDArray[np.float32]
-Weights = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
-
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MAX_FACTOR = 1e38
 """Of 1 / temperature, in float32."""
-_NUCLEUS_TOKENS = 1024
-"""A nucleus is expected not to hold tokens less likely than the cut mass spread over so many."""
-_BLOCK = 256
 
 _local = threading.local()
 
 
 def is_finite(logits: Logits) -> bool:
     """Whether a row of logits can be drawn from: neither NaN nor infinite anywhere."""
-    return bool(np.isfinite(logits.max()) and np.isfinite(logits.min()))
-
-
-def largest(values: Logits, count: int) -> Ids:
-    """The ids of the `count` largest values, ascending; of equal ones the lower ids.
-
-    Some `count` blocks have a maximum not below the `count`-th largest of all block maxima, so nothing smaller than
-    that can be among the largest: one pass leaves little to sort.
-    """
-    if count >= len(values):
-        return np.arange(len(values))
-    blocks = len(values) // _BLOCK
-    if count > blocks:
-        return _cut(values, np.arange(len(values)), np.sort(values)[-count], count)
-    maxima = values[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-    ids = np.flatnonzero(values >= np.partition(maxima, blocks - count)[blocks - count])
-    kept = values[ids]
-    return _cut(kept, ids, np.sort(kept)[-count], count)
-
-
-def _cut(values: Logits, ids: Ids, edge: np.float32, count: int) -> Ids:
-    """The `count` ids with the largest values, `edge` being the smallest of these."""
-    kept = values > edge
-    kept[np.flatnonzero(values == edge)[: count - int(np.count_nonzero(kept))]] = True
-    return ids[kept]
-
-
-def nucleus(weights: Weights, top_p: float) -> Ids:
-    """The smallest set of largest weights that has at least `top_p` of their sum; of equal weights the lower ids.
-
-    Args:
-        weights: [n], above or equal 0, not all 0.
-
-    Returns:
-        Ids, ascending, at least one.
-    """
-    total = float(weights.sum())
-    target = top_p * total
-    certain: Ids = np.empty(0, dtype=np.int64)
-    floor = (total - target) / _NUCLEUS_TOKENS
-    pool = np.flatnonzero(weights > floor)
-    kept = weights[pool]
-    mass = float(kept.sum(dtype=np.float64))
-    if mass < target and len(pool) < len(weights):
-        # A flat distribution: all these belong to the nucleus, and so do some of the rest.
-        certain, pool = pool, np.flatnonzero(weights <= floor)
-        kept, target = weights[pool], target - mass
-    descending = np.sort(kept)[::-1]
-    count = 1 + int(np.cumsum(descending, dtype=np.float64)[:-1].searchsorted(target))
-    ids = _cut(kept, pool, descending[count - 1], count)
-    return np.sort(np.concatenate((certain, ids))) if len(certain) else ids
-
-
-def noise(seed: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:
-    """Exponentially distributed numbers, each a hash of (seed, position, token id): SplitMix64, 53 bits.
-
-    The token with the least noise / probability is distributed by the probabilities (the Gumbel-max trick).
-    """
-    key = _mixed(_mixed((seed + _GOLDEN) & _MASK) ^ (position * _GOLDEN & _MASK))
-    bits = ids.astype(np.uint64)
-    bits *= np.uint64(_GOLDEN)
-    bits += np.uint64(key)
-    for shift, factor in _MIXERS:
-        bits ^= bits >> np.uint64(shift)
-        bits *= np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
-    bits >>= np.uint64(11)
-    uniform = bits.astype(np.float64)
-    uniform += 0.5
-    uniform *= 2.0**-53
-    negative: npt.NDArray[np.float64] = np.log(uniform, out=uniform)
-    return np.negative(negative, out=negative)
-
-
-def _mixed(bits: int) -> int:
-    for shift, factor in _MIXERS:
-        bits = (bits ^ bits >> shift) * factor & _MASK
-    return bits ^ bits >> 31
+    return isfinite(np.maximum.reduce(logits)) and isfinite(np.minimum.reduce(logits))
 
 
 class Penalties:
@@ -192,7 +106,7 @@ class Sampler:
     ) -> None:
         self._sampling = sampling
         self._penalties = Penalties(sampling, prompt)
-        self._seed = None if sampling.seed is None else sampling.seed & _MASK
+        self._seed = None if sampling.seed is None else sampling.seed & SEED_MASK
         self._factor = min(_MAX_FACTOR, 1 / sampling.temperature) if sampling.temperature > 0 else 1.0
         self._random = random or np.random.Generator(np.random.PCG64())
         self._position = 0
@@ -237,7 +151,7 @@ class Sampler:
         """
         ids, weights = self._candidates(logits)
         probabilities = weights.astype(np.float64)
-        probabilities /= probabilities.sum()
+        probabilities /= np.add.reduce(probabilities)
         return Distribution(ids, probabilities)
 
     def draw(self, logits: Logits) -> int:
@@ -266,7 +180,7 @@ class Sampler:
         source = self._penalised(logits) if self.is_penalised else logits
         ids: Ids | None = None
         with np.errstate(over="ignore", under="ignore"):
-            weights = np.subtract(source, source.max(), out=_scratch(len(logits)))
+            weights = np.subtract(source, np.maximum.reduce(source), out=_scratch(len(logits)))
             if self._factor != 1:
                 weights *= np.float32(self._factor)
             if 0 < self._sampling.top_k < len(weights):
@@ -276,7 +190,14 @@ class Sampler:
         if self._sampling.top_p < 1:
             kept = nucleus(weights, self._sampling.top_p)
             ids, weights = kept if ids is None else ids[kept], weights[kept]
-        return np.arange(len(weights)) if ids is None else ids, weights
+        return _all_ids(len(weights)) if ids is None else ids, weights
+
+
+@lru_cache(maxsize=8)
+def _all_ids(size: int) -> Ids:
+    ids = np.arange(size)
+    ids.flags.writeable = False
+    return ids
 
 
 def _scratch(size: int) -> Logits:
@@ -285,18 +206,3 @@ def _scratch(size: int) -> Logits:
     if held is None or len(held) < size:
         held = _local.row = np.empty(size, dtype=np.float32)
     return held[:size]
-
-
-def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int | None]:
-    """A token for each row, or None where the row's logits are NaN or infinite.
-
-    Args:
-        logits: float32 [rows, vocabulary].
-    """
-    tokens: list[int | None] = []
-    for row, sampler in zip(logits.cpu().numpy(), samplers, strict=True):
-        token = sampler.draw(row) if is_finite(row) else None
-        if token is not None:
-            sampler.observe(token)
-        tokens.append(token)
-    return tokens

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,28 @@ Embeddings = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 """Rows of a model's embedding matrix: token ids to float32 [tokens, width]."""
 
 _COHERENT_TOKENS = 3
+_BLOCK = 256
 _NO_MASS = 1e-12
 """A residual below it is rounding: p and q are the same."""
+
+
+def reach(weights: npt.NDArray[np.floating], mass: float, side: Literal["left", "right"] = "right") -> int:
+    """The first index where the running sum of the weights exceeds `mass`, or reaches it with side "left".
+
+    Sums of blocks come first, so that only one block is summed one by one: a running sum is slow. Where only rounding
+    keeps the sum below, it is the last index that has any weight.
+
+    Args:
+        weights: [n], above or equal 0, not all 0.
+    """
+    blocks, start, end = len(weights) // _BLOCK, 0, len(weights)
+    if blocks > 1:
+        sums = weights[: blocks * _BLOCK].reshape(blocks, _BLOCK).sum(axis=1).astype(np.float64).cumsum()
+        block = int(sums.searchsorted(mass, side))
+        start, mass = block * _BLOCK, mass - float(sums[block - 1] if block else 0.0)
+        end = start + _BLOCK if block < blocks else end
+    index = start + int(weights[start:end].astype(np.float64).cumsum().searchsorted(mass, side))
+    return index if index < end else int(np.flatnonzero(weights[:end])[-1])
 
 
 @dataclass(frozen=True)
@@ -36,17 +57,19 @@ class Distribution:
     probabilities: npt.NDArray[np.float64]
     """[n], above or equal 0, with sum 1."""
 
+    @property
+    def is_dense(self) -> bool:
+        """Every token below some id can be drawn: index and id are the same."""
+        return int(self.ids[-1]) == len(self.ids) - 1
+
     def of(self, token: int) -> float:
         """The probability of a token."""
-        index = int(self.ids.searchsorted(token))
+        index = token if self.is_dense else int(self.ids.searchsorted(token))
         return float(self.probabilities[index]) if index < len(self.ids) and self.ids[index] == token else 0.0
 
     def draw(self, uniform: float) -> int:
         """A token by inverse transform sampling from one random number in [0, 1)."""
-        cumulative = np.cumsum(self.probabilities)
-        index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
-        # Only rounding leads past the end; then the last token that has any probability is the one.
-        return int(self.ids[index] if index < len(self.ids) else self.ids[np.flatnonzero(self.probabilities)[-1]])
+        return int(self.ids[reach(self.probabilities, uniform)])
 
 
 @dataclass(frozen=True)
@@ -153,8 +176,13 @@ def accept_threshold(
 
 def _residual(p: Distribution, q: Distribution) -> Distribution:
     """norm((p - q)+), or p where nothing is left."""
-    index = np.minimum(q.ids.searchsorted(p.ids), len(q.ids) - 1)
-    of_q = np.where(q.ids[index] == p.ids, q.probabilities[index], 0.0)
-    rest = np.maximum(p.probabilities - of_q, 0.0)
+    rest = p.probabilities.copy()
+    if p.is_dense:
+        shared = q.ids.searchsorted(len(p.ids))
+        rest[q.ids[:shared]] -= q.probabilities[:shared]
+    else:
+        index = np.minimum(q.ids.searchsorted(p.ids), len(q.ids) - 1)
+        rest -= np.where(q.ids[index] == p.ids, q.probabilities[index], 0.0)
+    np.maximum(rest, 0.0, out=rest)
     mass = float(rest.sum())
     return p if mass < _NO_MASS else Distribution(p.ids, rest / mass)
