@@ -1,22 +1,34 @@
-"""Generation with one model: prefill, decode, sample, and what each step gives its streams."""
+"""Generation with one set of weights: prefill, draft, verify, pick, and what each step gives its streams."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from sixfold_runtime.engine.errors import ModelLoadError, RequestError
-from sixfold_runtime.engine.forward import CausalForward
-from sixfold_runtime.engine.kv_cache import RaggedCache
-from sixfold_runtime.engine.loader import LoadedModel, broken_weights
+from sixfold_api.generation import MAX_DRAFT_TOKENS
+from sixfold_api.modes import Mode
+from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
+from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.forward import make_forward
+from sixfold_runtime.engine.lane import Flight, Lane
+from sixfold_runtime.engine.loader import LoadedModel
+from sixfold_runtime.engine.logprobs import TokenBytes
+from sixfold_runtime.engine.memory import LOGIT_BYTES, measure
 from sixfold_runtime.engine.metrics import DECODE, PREFILL, ModelMetrics
-from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
-from sixfold_runtime.engine.sampler import Sampler, sample
+from sixfold_runtime.engine.picker import Picked, Picker
+from sixfold_runtime.engine.pipeline import LogitsSampler, Task
+from sixfold_runtime.engine.protocol import Generate
+from sixfold_runtime.engine.samplers import Samplers
 from sixfold_runtime.engine.scheduler import Entry, Limits, Prefill, Scheduler
+from sixfold_runtime.engine.sequence import Sequence
+from sixfold_runtime.engine.speculation import Speculation, acceptance_of
 from sixfold_runtime.engine.stream import OutputStream
 from sixfold_runtime.engine.work import (
     CurrentConfig,
@@ -24,75 +36,69 @@ from sixfold_runtime.engine.work import (
     Output,
     check_prompt,
     check_sampling,
-    failed,
     non_finite,
     overloaded,
 )
 
 log = logging.getLogger(__name__)
+_LANES = 2
+"""While one computes, the other is sampled."""
 
 
-@dataclass
-class _Sequence:
-    """One request on its way. Its level is the current one until the first step, then it stays."""
+@dataclass(frozen=True)
+class RunnerNotes:
+    """What a runner can't do as the configuration says, and why."""
 
-    key: Key
-    request: Generate
-    stream: OutputStream
-    sampler: Sampler
-    arrived_seconds: float
-    level: int
-    level_sent: bool = False
-    last_token: int = -1
+    unsupported: dict[Mode, str] = field(default_factory=dict)
+    draft_shortened: str = ""
 
 
 class GenerationRunner:
-    """Owns the KV cache and the running sequences of one model. Used from one thread."""
+    """Owns the KV caches and the running sequences of one set of weights. Used from one thread."""
 
     def __init__(
         self,
-        model: LoadedModel,
+        target: LoadedModel,
         limits: Limits,
         config: CurrentConfig,
         metrics: ModelMetrics,
+        *,
+        draft: LoadedModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._model = model
-        self._forward = CausalForward(model)
+        """`draft` has the target's tokenizer; without one every request is decoded plainly."""
+        self._model = target
+        self._draft = draft
+        self._forward = make_forward(target)
+        self._draft_forward = None if draft is None else make_forward(draft)
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._sequences: dict[Key, _Sequence] = {}
-        self._group = RaggedCache()
+        self._sequences: dict[Key, Sequence] = {}
+        self._group = self._forward.new_cache()
         """The prompts being prefilled; row i is the i-th key of the scheduler's Prefill."""
-        self._cache = RaggedCache()
-        """The decoding sequences; row i is that of `_rows[i]`."""
-        self._rows: list[Key] = []
-        self._context_tokens = model.context_tokens
+        self._lanes = [self._lane()]
+        self._context_tokens = target.context_tokens
         self._scheduler: Scheduler[Key] = Scheduler(limits)
+        self._speculation = Speculation(target.served.name, metrics, clock, MAX_DRAFT_TOKENS)
+        step_bytes = limits.max_running * (MAX_DRAFT_TOKENS + 1) * target.vocabulary_tokens * LOGIT_BYTES
+        self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
+        self._token_bytes = TokenBytes(target.tokenizer.tokenizer)
 
     def warm_up(self, kv_budget_bytes: int) -> None:
-        """Run a first forward, and derive from it how many tokens the KV cache may hold.
+        """Run a first forward, and derive from it what the KV caches may hold and how far to draft.
 
         Raises:
-            ModelLoadError: the model computes no finite logits, or there is no memory for a KV cache.
+            ModelLoadError: a model computes no finite logits, or there is no memory for a KV cache.
         """
-        cache = RaggedCache([0])
-        logits = self._forward([[0, 0]], cache)
-        if not bool(torch.isfinite(logits).all()):
-            raise broken_weights(self._model)
-        kv_tokens = kv_budget_bytes // max(1, cache.bytes_per_token)
-        if kv_tokens < self._context_tokens:
-            log.warning(
-                "model %s: memory for %d tokens of KV, so the context is cut from %d to that",
-                self._model.served.name, kv_tokens, self._context_tokens,
-            )  # fmt: skip
-            self._context_tokens = kv_tokens
-        if kv_tokens < 2:
-            raise ModelLoadError(
-                f"{self._model.served.path}: no memory for a KV cache, {kv_budget_bytes} bytes are left"
-            )
-        self._scheduler = Scheduler(replace(self._scheduler.limits, kv_tokens=kv_tokens))
+        models = [(self._model, self._forward)]
+        if self._draft is not None and self._draft_forward is not None:
+            models.append((self._draft, self._draft_forward))
+        limits = self._scheduler.limits
+        budget = measure(models, kv_budget_bytes, limits.max_running)
+        self._context_tokens = budget.context_tokens
+        self._scheduler = Scheduler(replace(limits, kv_tokens=budget.kv_tokens))
+        self._speculation.cap_tokens = budget.draft_tokens
 
     @property
     def context_tokens(self) -> int:
@@ -108,7 +114,18 @@ class GenerationRunner:
 
     @property
     def kv_bytes(self) -> int:
-        return self._cache.allocated_bytes + self._group.allocated_bytes
+        return self._group.allocated_bytes + sum(lane.kv_bytes for lane in self._lanes)
+
+    @property
+    def notes(self) -> RunnerNotes:
+        """Of now; read from any thread."""
+        problems = {Mode.SPECULATIVE: self._speculation.fault, Mode.SAMPLER_PIPELINE: self._samplers.problem}
+        unsupported = {mode: problem for mode, problem in problems.items() if problem}
+        return RunnerNotes(unsupported, self._speculation.shortened)
+
+    def close(self) -> None:
+        """Give up what isn't memory of this object: the sampler's threads."""
+        self._samplers.current(None)
 
     def submit(self, key: Key, request: Generate) -> None:
         """Queue a request.
@@ -129,13 +146,14 @@ class GenerationRunner:
         if not self._scheduler.can_admit():
             raise overloaded(self._scheduler.waiting)
         max_tokens = min(sampling.max_tokens, self._context_tokens - prompt_tokens)
-        self._sequences[key] = _Sequence(
+        self._sequences[key] = Sequence(
             key=key,
             request=request,
             stream=OutputStream(self._model.tokenizer.tokenizer, sampling.stop, self._model.eos_ids, max_tokens),
-            sampler=Sampler(sampling),
+            max_tokens=max_tokens,
             arrived_seconds=self._clock(),
             level=self._config().stable.level,
+            context=list(request.token_ids),
         )
         self._scheduler.admit(Entry(key, prompt_tokens, prompt_tokens + max_tokens))
 
@@ -144,104 +162,154 @@ class GenerationRunner:
         sequence = self._sequences.get(key)
         if sequence is not None:
             self._metrics.ended(sequence.level, "cancelled")
-            self._forget(key)
+            self._forget(sequence)
+
+    def withdraw(self) -> list[tuple[Key, Generate]]:
+        """Take back the requests that have not begun, oldest first."""
+        return [(key, self._sequences.pop(key).request) for key in self._scheduler.withdraw()]
 
     def step(self) -> list[Output]:
-        """One token for every running sequence, and a piece of prefill."""
+        """The next tokens of every running sequence, and a piece of prefill."""
         plan = self._scheduler.step()
         for key in plan.admitted:
-            sequence = self._sequences[key]
-            sequence.level = self._config().stable.level
-            self._metrics.queued(self._clock() - sequence.arrived_seconds)
+            self._begin(self._sequences[key])
         outputs: list[Output] = []
-        if plan.decode:
-            self._guarded(plan.decode, lambda: self._decode(outputs), outputs)
+        sampler = self._samplers.current(self._config().stable.sampler_pipeline)
+        while sampler is not self._samplers.inline and len(self._lanes) < _LANES:
+            self._lanes.append(self._lane())
+        for lane in self._lanes:
+            if lane.flight is not None:
+                self._land(lane, lane.flight, outputs)
+            if lane.sequences:
+                self._guarded(lane.sequences, lambda lane=lane: self._launch(lane, sampler), outputs)  # type: ignore[misc]
+            if lane.flight is not None and sampler is self._samplers.inline:
+                self._land(lane, lane.flight, outputs)
         if plan.prefill is not None:
             prefill = plan.prefill
-            self._guarded(prefill.keys, lambda: self._prefill(prefill, outputs), outputs)
+            sequences = [self._sequences[key] for key in prefill.keys]
+            self._guarded(sequences, lambda: self._prefill(prefill, sequences, outputs), outputs)
         return outputs
 
-    def _guarded(self, keys: tuple[Key, ...], compute: Callable[[], None], outputs: list[Output]) -> None:
+    def _lane(self) -> Lane:
+        drafter = None
+        if self._draft is not None and self._draft_forward is not None:
+            drafter = Drafter(self._draft_forward, self._draft.context_tokens, self._model.vocabulary_tokens)
+        return Lane(self._forward, drafter)
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Stamp the configuration of now on a request; it keeps that."""
+        effective = self._config().stable
+        sequence.level = effective.level
+        if sequence.request.speculative and self._draft is not None:
+            sequence.speculative = effective.speculative
+        sequence.picker = Picker(
+            sequence.request,
+            sequence.stream,
+            self._model.vocabulary_tokens,
+            acceptance_of(sequence.speculative, self._embedded),
+            self._token_bytes,
+        )
+        self._metrics.queued(self._clock() - sequence.arrived_seconds)
+
+    def _embedded(self, tokens: ListOf[int]) -> npt.NDArray[np.float32]:
+        rows: npt.NDArray[np.float32] = self._forward.embeddings[list(tokens)].float().cpu().numpy()
+        return rows
+
+    def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""
+        affected = list(sequences)
         try:
             compute()
         except Exception as error:
-            log.exception("model %s: a forward of %d requests failed", self._model.served.name, len(keys))
+            log.exception("model %s: a forward of %d requests failed", self._model.served.name, len(affected))
             if isinstance(error, torch.OutOfMemoryError):
                 failure = RequestError(503, "out_of_memory", "the engine ran out of memory for this request")
             else:
                 failure = RequestError(500, "engine_error", "the engine failed on this request; its log says why")
-            outputs += [self._fail(self._sequences[key], failure) for key in keys if key in self._sequences]
+            outputs += [self._fail(sequence, failure) for sequence in affected if sequence.key in self._sequences]
 
-    def _decode(self, outputs: list[Output]) -> None:
-        sequences = [self._sequences[key] for key in self._rows]
-        logits = self._forward([[sequence.last_token] for sequence in sequences], self._cache)
-        self._metrics.forward(DECODE, len(sequences), len(sequences))
-        self._advance(sequences, logits, outputs)
+    def _launch(self, lane: Lane, sampler: LogitsSampler) -> None:
+        """Draft and verify a lane's next tokens, and hand the logits to the sampler."""
+        drafts, draft_seconds = self._speculation.draft(lane)
+        contexts = {sequence: len(sequence.context) for sequence in lane.sequences}
+        began = self._clock()
+        try:
+            logits, tasks = lane.verify(drafts)
+        except torch.OutOfMemoryError:
+            if not drafts:
+                raise
+            self._speculation.out_of_memory()
+            lane.roll_back(contexts)
+            drafts = {}
+            logits, tasks = lane.verify(drafts)
+        computed = sum(task.positions for task in tasks)
+        self._metrics.forward(DECODE, computed, logits.shape[0] * logits.shape[1])
+        picks = sampler.submit(logits, tasks)
+        lane.flight = Flight(picks, list(lane.sequences), contexts, drafts, draft_seconds, began)
 
-    def _prefill(self, prefill: Prefill[Key], outputs: list[Output]) -> None:
-        sequences = [self._sequences[key] for key in prefill.keys]
+    def _land(self, lane: Lane, flight: Flight, outputs: list[Output]) -> None:
+        """Take what the sampler picked."""
+        picked = flight.picks.result()
+        lane.flight = None
+        lane.settle(flight, picked)
+        self._speculation.settled(flight, picked, self._clock() - flight.began_seconds)
+        for sequence, result in zip(flight.sequences, picked, strict=True):
+            if sequence.is_cancelled:
+                lane.leave(sequence)
+            else:
+                self._advance(sequence, result, outputs)
+
+    def _prefill(self, prefill: Prefill[Key], sequences: list[Sequence], outputs: list[Output]) -> None:
         if prefill.start == 0:
-            self._group = RaggedCache([0] * len(sequences))
-        end = [prefill.start + count for count in prefill.counts]
+            self._group = self._forward.new_cache(len(sequences))
+        ends = [prefill.start + count for count in prefill.counts]
         tokens = [
-            sequence.request.token_ids[prefill.start : stop] for sequence, stop in zip(sequences, end, strict=True)
+            sequence.request.token_ids[prefill.start : end] for sequence, end in zip(sequences, ends, strict=True)
         ]
         logits = self._forward(tokens, self._group)
         self._metrics.forward(PREFILL, sum(prefill.counts), prefill.padded_tokens)
         if not prefill.finishes:
             return
+        # The first token is wanted at once, so it is picked in line.
+        tasks = [Task(sequence.picker, NO_DRAFT, 1) for sequence in sequences]
+        picked = self._samplers.inline.submit(logits[:, None], tasks).result()
+        lanes = self._lanes if self._samplers.is_overlapping else self._lanes[:1]
         for row, sequence in enumerate(sequences):
-            self._cache.append(self._group, row)
-            self._rows.append(sequence.key)
+            min(lanes, key=lambda lane: len(lane.sequences)).join(sequence, self._group, row)
         self._group.clear()
-        self._advance(sequences, logits, outputs)
+        for sequence, result in zip(sequences, picked, strict=True):
+            self._advance(sequence, result, outputs)
 
-    def _advance(self, sequences: list[_Sequence], logits: torch.Tensor, outputs: list[Output]) -> None:
-        """Sample a token for each sequence and add what came of it."""
-        for sequence, token in zip(sequences, sample(logits, [s.sampler for s in sequences]), strict=True):
-            if token is None:
-                outputs.append(self._fail(sequence, non_finite()))
-                continue
-            sequence.last_token = token
-            text, reason = sequence.stream.push(token)
-            outputs.append((sequence.key[0], self._chunk(sequence, text)))
-            if reason is not None:
-                outputs.append(self._finish(sequence, reason))
+    def _advance(self, sequence: Sequence, picked: Picked, outputs: list[Output]) -> None:
+        """Add what was picked for a sequence to its answer."""
+        sink = sequence.key[0]
+        if not picked.finite:
+            self._metrics.non_finite()
+            outputs.append(self._fail(sequence, non_finite()))
+        elif picked.faulty:
+            error = RequestError(500, "engine_error", "the sampler failed on this request; the engine's log says why")
+            outputs.append(self._fail(sequence, error))
+        else:
+            self._metrics.generated(sequence.level, picked.accepted, len(picked.tokens) - picked.accepted)
+            outputs.append((sink, sequence.add(picked)))
+            if picked.reason is not None:
+                self._forget(sequence)
+                self._metrics.ended(sequence.level, picked.reason.value)
+                outputs.append((sink, sequence.done(picked.reason)))
 
-    def _chunk(self, sequence: _Sequence, text: str) -> Chunk:
-        level = None if sequence.level_sent else sequence.level
-        sequence.level_sent = True
-        return Chunk(id=sequence.request.id, text=text, tokens=1, level=level)
-
-    def _finish(self, sequence: _Sequence, reason: FinishReason) -> Output:
-        self._forget(sequence.key)
-        self._metrics.ended(sequence.level, reason.value)
-        done = Done(
-            id=sequence.request.id,
-            finish_reason=reason,
-            level=sequence.level,
-            prompt_tokens=len(sequence.request.token_ids),
-            completion_tokens=sequence.stream.tokens,
-        )
-        return sequence.key[0], done
-
-    def _fail(self, sequence: _Sequence, error: RequestError) -> Output:
-        self._forget(sequence.key)
+    def _fail(self, sequence: Sequence, error: RequestError) -> Output:
+        self._forget(sequence)
         self._metrics.ended(sequence.level, error.code)
-        done = failed(
-            sequence.request.id, sequence.level, error, len(sequence.request.token_ids), sequence.stream.tokens
-        )
-        return sequence.key[0], done
+        return sequence.key[0], sequence.failed(error)
 
-    def _forget(self, key: Key) -> None:
-        del self._sequences[key]
-        self._scheduler.cancel(key)
-        if key in self._rows:
-            row = self._rows.index(key)
-            self._cache.remove(row)
-            last = self._rows.pop()
-            if last != key:
-                self._rows[row] = last
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.key]
+        self._scheduler.cancel(sequence.key)
+        self._speculation.forget(sequence)
+        lane = next((lane for lane in self._lanes if sequence in lane.sequences), None)
+        if lane is not None and lane.flight is not None and sequence in lane.flight.contexts:
+            sequence.is_cancelled = True
+        elif lane is not None:
+            lane.leave(sequence)
         elif not self._scheduler.is_prefilling:
             self._group.clear()

@@ -107,6 +107,12 @@ class Scheduler(Generic[Key]):
         if any(entry.key == key for entry in self._waiting):
             self._waiting = deque(entry for entry in self._waiting if entry.key != key)
 
+    def withdraw(self) -> list[Key]:
+        """Forget the requests that wait, and return them, oldest first."""
+        keys = [entry.key for entry in self._waiting]
+        self._waiting.clear()
+        return keys
+
     def _form_group(self) -> tuple[Key, ...]:
         self._group_done_tokens = 0
         while self._waiting and self._fits(self._waiting[0]):

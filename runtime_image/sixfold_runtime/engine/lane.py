@@ -1,0 +1,96 @@
+"""Sequences that decode together: one row each in the target's KV cache and, while drafted for, in the draft's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
+from sixfold_runtime.engine.forward import Forward
+from sixfold_runtime.engine.kv_cache import KVCache
+from sixfold_runtime.engine.picker import Draft, Picked
+from sixfold_runtime.engine.pipeline import Picks, Task
+from sixfold_runtime.engine.sequence import Sequence
+
+
+@dataclass
+class Flight:
+    """A step whose tokens are being picked."""
+
+    picks: Picks
+    sequences: list[Sequence]
+    """Row by row."""
+    contexts: dict[Sequence, int]
+    """Tokens of each context when the step began."""
+    drafts: dict[Sequence, Draft] = field(default_factory=dict)
+    draft_seconds: float = 0.0
+    began_seconds: float = 0.0
+
+
+class Lane:
+    """One batch of decoding. The sampler pipeline needs two, so that one computes while the other is sampled.
+
+    Attributes:
+        flight: the step on its way, None between steps.
+    """
+
+    def __init__(self, forward: Forward, drafter: Drafter | None) -> None:
+        self._forward = forward
+        self.drafter = drafter
+        self.sequences: list[Sequence] = []
+        self.flight: Flight | None = None
+        self._cache = forward.new_cache()
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._cache.allocated_bytes + (self.drafter.kv_bytes if self.drafter else 0)
+
+    def join(self, sequence: Sequence, group: KVCache, row: int) -> None:
+        """Take a sequence whose prompt lies in a row of another cache."""
+        self._cache.append(group, row)
+        self.sequences.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give up the row of a sequence; the last row takes its place. Not while a step is on its way."""
+        row = self.sequences.index(sequence)
+        self._cache.remove(row)
+        last = self.sequences.pop()
+        if last is not sequence:
+            self.sequences[row] = last
+        if self.drafter is not None:
+            self.drafter.leave(sequence)
+
+    def verify(self, drafts: dict[Sequence, Draft]) -> tuple[torch.Tensor, list[Task]]:
+        """One forward over each row's last token and what was drafted after it.
+
+        Returns:
+            float32 logits [rows, 1 + longest draft, vocabulary], and what is to be picked from each row.
+        """
+        of_row = [drafts.get(sequence, NO_DRAFT) for sequence in self.sequences]
+        tokens = [[sequence.context[-1], *draft.tokens] for sequence, draft in zip(self.sequences, of_row, strict=True)]
+        if any(draft.tokens for draft in of_row):
+            logits = self._forward(tokens, self._cache, every_position=True)
+        else:
+            logits = self._forward(tokens, self._cache)[:, None]
+        return logits, [
+            Task(sequence.picker, draft, 1 + len(draft.tokens))
+            for sequence, draft in zip(self.sequences, of_row, strict=True)
+        ]
+
+    def roll_back(self, contexts: dict[Sequence, int]) -> None:
+        """After a forward that failed: forget what it may have written, and what was drafted for it."""
+        self._cache.truncate([len(sequence.context) - 1 for sequence in self.sequences])
+        if self.drafter is not None:
+            self.drafter.settle(contexts, {})
+
+    def settle(self, flight: Flight, picked: list[Picked]) -> None:
+        """Keep what was accepted of the drafts, in both caches."""
+        if not any(draft.tokens for draft in flight.drafts.values()):
+            return
+        accepted = {sequence: result.accepted for sequence, result in zip(flight.sequences, picked, strict=True)}
+        # Those that joined meanwhile stand behind the rows of the step.
+        kept = [flight.contexts[sequence] + accepted[sequence] for sequence in flight.sequences]
+        self._cache.truncate(kept + self._cache.lengths[len(kept) :])
+        if self.drafter is not None:
+            self.drafter.settle(flight.contexts, accepted)

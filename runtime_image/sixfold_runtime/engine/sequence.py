@@ -1,0 +1,69 @@
+"""One request on its way through generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sixfold_api.runtime_config import SpeculativeConfig
+from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.picker import Picked, Picker
+from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
+from sixfold_runtime.engine.stream import OutputStream
+from sixfold_runtime.engine.work import Key, failed
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request, its tokens so far, and what was stamped on it when it began. Compared by identity."""
+
+    key: Key
+    request: Generate
+    stream: OutputStream
+    max_tokens: int
+    arrived_seconds: float
+    level: int
+    """The current one until the first step, then it stays."""
+    context: list[int]
+    """Prompt and answer; the last token isn't in the KV cache yet."""
+    picker: Picker = field(init=False)
+    """Made when the request begins."""
+    speculative: SpeculativeConfig | None = None
+    """How tokens are drafted for it; None is plain decoding."""
+    level_sent: bool = False
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    is_cancelled: bool = False
+    """Forgotten while its tokens are being picked: its row goes when they are."""
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_tokens - self.stream.tokens
+
+    def add(self, picked: Picked) -> Chunk:
+        """Take what was picked; what the client is told of it."""
+        self.context += picked.tokens
+        self.accepted_tokens += picked.accepted
+        level = None if self.level_sent else self.level
+        self.level_sent = True
+        return Chunk(
+            id=self.request.id,
+            text=picked.text,
+            tokens=len(picked.tokens),
+            level=level,
+            logprobs=list(picked.logprobs),
+        )
+
+    def done(self, reason: FinishReason) -> Done:
+        return Done(
+            id=self.request.id,
+            finish_reason=reason,
+            level=self.level,
+            prompt_tokens=len(self.request.token_ids),
+            completion_tokens=self.stream.tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )
+
+    def failed(self, error: RequestError) -> Done:
+        return failed(self.request.id, self.level, error, len(self.request.token_ids), self.stream.tokens)
