@@ -108,7 +108,7 @@ def test_an_edit_takes_effect_and_a_bad_one_doesnt(policy_file: Path) -> None:
     assert config.current.stable.level == 1
     for bad, said in (
         (HEAD + SPEC.replace("{gen", "{rollbackLevel: -1, gen"), "rollbackLevel"),
-        (HEAD + SPEC.replace("chat", "other"), "another variantRef needs a restart"),
+        (HEAD + SPEC.replace("chat", "other"), "needs a restart here"),
         (HEAD.replace("name: p", "name: q") + SPEC, "no InferencePolicy p"),
         ("{", "not valid YAML"),
     ):
@@ -120,6 +120,84 @@ def test_an_edit_takes_effect_and_a_bad_one_doesnt(policy_file: Path) -> None:
     policy_file.write_text(HEAD + SPEC)
     config.poll()
     assert (config.current.stable.level, config.error) == (3, "")
+
+
+START = "<|begin|>"
+QUANTIZED = VARIANT.replace("name: chat", "name: small").replace(
+    "source: {uri: pvc://models/chat}",
+    "source: {variantRef: {name: chat}}, precision: {scheme: INT8}, artifact: {claimName: made},"
+    " evaluation: {uri: pvc://models/text.jsonl}",
+)
+DRAFT = VARIANT.replace("name: chat", "name: tiny").replace("pvc://models/chat", "pvc://models/tiny")
+CHEAP = SPEC.replace(
+    "{name: chat}}}",
+    "{name: chat}, quantized: {variantRef: {name: small}},"
+    " speculative: {draftVariantRef: {name: tiny}, draftDevice: CPU}}, engine: {fullWeights: Swap}}",
+)
+
+
+def load_cheap(tmp_path: Path, tokenizers: dict[str, str]) -> local.LocalSetup:
+    """A policy with quantised weights and a draft; `tokenizers` has the folders that exist, and their models."""
+    for folder, model in tokenizers.items():
+        (tmp_path / folder).mkdir(parents=True)
+        content = (EXAMPLES / "models" / "chat" / "tokenizer.json").read_text()
+        (tmp_path / folder / "tokenizer.json").write_text(content.replace(START, model))
+    (tmp_path / "policy.yaml").write_text(HEAD + CHEAP)
+    (tmp_path / "variants.yaml").write_text("---".join((VARIANT, QUANTIZED, DRAFT)))
+    claims = {"models": tmp_path, "made": tmp_path / "made"}
+    return local.load([tmp_path], claims, None, RuntimeSettings())
+
+
+def test_quantised_weights_and_a_draft_from_files(tmp_path: Path) -> None:
+    setup = load_cheap(tmp_path, {"chat": START, "made/small": START, "tiny": START})
+    (model,) = setup.settings.models
+    assert model.quantized is not None
+    assert model.draft is not None
+    assert (model.quantized.name, model.quantized.path) == ("small", str(tmp_path / "made" / "small"))
+    assert (model.draft.path, model.draft.device) == (str(tmp_path / "tiny"), "CPU")
+    assert model.full_weights == "Swap"
+    assert setup.config.current.stable.speculative is not None
+    (tmp_path / "policy.yaml").write_text(HEAD + CHEAP.replace("Swap", "Resident"))
+    setup.config.poll()
+    assert "fullWeights needs a restart" in setup.config.error
+
+
+def test_a_draft_with_another_tokenizer_is_left_out(tmp_path: Path) -> None:
+    setup = load_cheap(tmp_path, {"chat": START, "made/small": START, "tiny": "<|other|>"})
+    assert setup.settings.models[0].draft is None
+    assert setup.warnings == ("the tokenizer of the draft tiny isn't that of chat",)
+    assert setup.config.current.stable.speculative is None
+    (tmp_path / "policy.yaml").write_text(HEAD + CHEAP.replace("{gen", "{rollbackLevel: 2, gen"))
+    setup.config.poll()
+    assert setup.config.current.stable.active_modes == ("Quantized",)
+
+
+@pytest.mark.parametrize(
+    ("tokenizers", "said"),
+    [
+        ({"chat": START, "tiny": START}, "made/small is not a folder; `sixfold prepare` writes it"),
+        ({"chat": START, "made/small": "<|other|>", "tiny": START}, "different tokenizers"),
+    ],
+)
+def test_quantised_weights_that_cant_be_served(tmp_path: Path, tokenizers: dict[str, str], said: str) -> None:
+    with pytest.raises(ManifestError, match=said):
+        load_cheap(tmp_path, tokenizers)
+
+
+def test_variants_that_are_each_others_source(tmp_path: Path) -> None:
+    source = "source: {uri: pvc://models/chat}"
+    two = VARIANT.replace(source, "source: {variantRef: {name: other}}")
+    (tmp_path / "files.yaml").write_text(
+        "---\n".join(
+            (
+                HEAD + SPEC,
+                two,
+                VARIANT.replace("name: chat", "name: other").replace(source, "source: {variantRef: {name: chat}}"),
+            )
+        )
+    )
+    with pytest.raises(ManifestError, match="each other as their source"):
+        local.load([tmp_path], {"models": tmp_path}, None, RuntimeSettings())
 
 
 def test_one_process_has_the_whole_rate_limit(policy_file: Path) -> None:
@@ -173,6 +251,7 @@ def test_mistakes_on_the_command_line(arguments: list[str], said: str, monkeypat
 def test_the_command_line_doesnt_load_torch() -> None:
     code = (
         "import sys; from sixfold_runtime.cli import app; import sixfold_runtime.explain, sixfold_runtime.gateway.app;"
+        "import sixfold_runtime.local;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from sixfold_api.effective import effective
+from sixfold_api.generation import DraftDevice
 from sixfold_api.policy import EngineSpec, InferencePolicySpec
-from sixfold_api.runtime_config import ServedModel
-from sixfold_api.scalars import Task
+from sixfold_api.precision import Precision, TextSource
+from sixfold_api.runtime_config import Draft, ServedModel, WeightSet
+from sixfold_api.scalars import FullWeights, Task
 from sixfold_api.variant import ModelVariantSpec
 from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
-from sixfold_operator.builders.job import claim_and_path, job_name, preparation_job
+from sixfold_operator.builders.job import Inputs, artifact_place, claims, job_name, preparation_job
 from sixfold_operator.builders.workload import components, engine_deployment, gateway_deployment, service
 from sixfold_operator.settings import OperatorSettings
 
@@ -57,7 +59,10 @@ ALL_PODS = [
     gateway_deployment(POLICY, spec(), SETTINGS),
     engine({"accelerator": {"type": "GPU"}}),
     preparation_job(
-        VARIANT, ModelVariantSpec.model_validate({"task": "Generation", "source": {"uri": "pvc://m/c"}}), SETTINGS
+        VARIANT,
+        ModelVariantSpec.model_validate({"task": "Generation", "source": {"uri": "pvc://m/c"}}),
+        Inputs("pvc://m/c"),
+        SETTINGS,
     ),
 ]
 
@@ -87,7 +92,7 @@ def test_placement_reaches_engines_gateways_and_jobs() -> None:
     manifests = [
         engine({"accelerator": {"type": "CPU"}, "pod": PLACEMENT}),
         gateway_deployment(POLICY, spec(gateway={"pod": PLACEMENT}), SETTINGS),
-        preparation_job(VARIANT, ModelVariantSpec.model_validate(variant), SETTINGS),
+        preparation_job(VARIANT, ModelVariantSpec.model_validate(variant), Inputs("pvc://m/c"), SETTINGS),
     ]
     for manifest in manifests:
         pod = pod_of(manifest)
@@ -137,7 +142,7 @@ def test_replicas_absent_is_one_and_zero_is_zero() -> None:
 
 def test_levels_and_modes_roll_nothing_but_changed_weights_do() -> None:
     plain = gateway_deployment(POLICY, spec(), SETTINGS)
-    fields = {
+    fields: dict[str, Any] = {
         "rollbackLevel": 0,
         "streaming": {"compression": "Off"},
         "gateway": {"rateLimit": {"requestsPerSecond": 5}},
@@ -146,6 +151,17 @@ def test_levels_and_modes_roll_nothing_but_changed_weights_do() -> None:
     changed = MODEL.model_copy(update={"digest": "sha256:bb"})
     templates = [engine({}, [model])["spec"]["template"] for model in (MODEL, changed)]
     assert templates[0]["metadata"]["annotations"] != templates[1]["metadata"]["annotations"]
+
+
+def test_quantised_weights_and_drafts_reach_the_pod_and_roll_it() -> None:
+    quantized = WeightSet(name="chat-int4", path="/claims/models/chat-int4", digest="sha256:q")
+    draft = Draft(name="tiny", path="/claims/models/tiny", digest="sha256:d", device=DraftDevice.CPU)
+    both = MODEL.model_copy(update={"quantized": quantized, "draft": draft, "full_weights": FullWeights.SWAP})
+    manifest = engine({}, [both])
+    assert ServedModel.model_validate(json.loads(environment(manifest)["SIXFOLD_MODELS"])[0]) == both
+    other = both.model_copy(update={"draft": draft.model_copy(update={"digest": "sha256:e"})})
+    annotations = [engine({}, [model])["spec"]["template"]["metadata"]["annotations"] for model in (MODEL, both, other)]
+    assert len({str(annotation) for annotation in annotations}) == 3
 
 
 def test_selectors_carry_no_version() -> None:
@@ -189,7 +205,8 @@ def test_jobs_of_hub_sources_write_their_claim_and_get_the_token() -> None:
             "preparation": {"deadline": "1h30m"},
         }
     )
-    job = preparation_job(VARIANT, parsed, SETTINGS)
+    inputs = Inputs(str(parsed.source.uri))
+    job = preparation_job(VARIANT, parsed, inputs, SETTINGS)
     args = pod_of(job)["containers"][0]["args"]
     assert args[:3] == ["prepare", "--source", f"hf://org/name@{'0' * 40}"]
     assert args[-4:] == ["--artifact-claim", "cache", "--artifact-path", "chat"]
@@ -198,13 +215,93 @@ def test_jobs_of_hub_sources_write_their_claim_and_get_the_token() -> None:
     assert mounts["/etc/sixfold/credentials"]["readOnly"] is True
     assert pod_of(job)["securityContext"]["fsGroup"] == 65532
     assert job["spec"]["activeDeadlineSeconds"] == 5400
-    assert claim_and_path("chat", parsed) == ("cache", "chat")
+    assert artifact_place("chat", parsed, inputs.source) == ("cache", "chat")
     main = pod_of(job)["containers"][0]
     assert "HF_ENDPOINT" not in environment(job)
     mirrored = SETTINGS.model_copy(update={"hub_endpoint": "https://hub.example.com"})
-    assert environment(preparation_job(VARIANT, parsed, mirrored))["HF_ENDPOINT"] == "https://hub.example.com"
+    assert environment(preparation_job(VARIANT, parsed, inputs, mirrored))["HF_ENDPOINT"] == "https://hub.example.com"
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["containerName"]) == ("FailJob", main["name"])
+
+
+TEXT = {"uri": "pvc://texts/calibration.jsonl", "samples": 64}
+HELD_OUT = {"uri": "pvc://texts/heldout.jsonl"}
+
+
+def job_args(spec: dict[str, Any], inputs: Inputs) -> dict[str, str]:
+    """Options of `sixfold prepare` in the Job of a variant."""
+    job = preparation_job(VARIANT, ModelVariantSpec.model_validate(spec), inputs, SETTINGS)
+    verb, *args = pod_of(job)["containers"][0]["args"]
+    assert verb == "prepare"
+    return dict(zip(args[::2], args[1::2], strict=True))
+
+
+def test_a_job_that_quantises_gets_precision_texts_and_budget() -> None:
+    spec = {
+        "task": "Generation",
+        "source": {"variantRef": {"name": "full"}},
+        "precision": {"scheme": "GPTQ", "bits": 4, "groupSize": 32, "modules": [{"match": "o_proj", "bits": 8}]},
+        "calibration": TEXT,
+        "evaluation": HELD_OUT,
+        "lora": {"uri": "pvc://adapters/tone"},
+        "artifact": {"claimName": "models"},
+    }
+    inputs = Inputs("pvc://source/full")
+    args = job_args(spec, inputs)
+    assert args["--source"] == "pvc://source/full"
+    assert (args["--artifact-claim"], args["--artifact-path"]) == ("models", "chat")
+    assert Precision.model_validate_json(args["--precision"]).modules[0].bits == 8
+    assert TextSource.model_validate_json(args["--calibration"]).samples == 64
+    assert json.loads(args["--evaluation"]) == HELD_OUT
+    assert (args["--budget"], args["--lora"]) == ("1", "pvc://adapters/tone")
+    assert "--draft-for" not in args
+    parsed = ModelVariantSpec.model_validate(spec)
+    assert claims(parsed, inputs) == {"source", "texts", "adapters", "models"}
+    job = preparation_job(VARIANT, parsed, inputs, SETTINGS)
+    mounts = {mount["mountPath"]: mount.get("readOnly") for mount in pod_of(job)["containers"][0]["volumeMounts"]}
+    assert mounts == {
+        "/tmp": None,
+        "/claims/models": None,
+        "/claims/source": True,
+        "/claims/texts": True,
+        "/claims/adapters": True,
+    }
+    assert pod_of(job)["securityContext"]["fsGroup"] == 65532
+    assert "resources" not in pod_of(job)["containers"][0], "quantising asks for no GPU by itself"
+    tighter = job_args({**spec, "perplexityBudgetPercent": "0.25"}, inputs)
+    assert tighter["--budget"] == "0.25"
+
+
+def test_a_claim_that_is_read_and_written_is_mounted_once() -> None:
+    spec = {
+        "task": "Classification",
+        "source": {"uri": "pvc://models/mood"},
+        "precision": {"scheme": "INT8"},
+        "evaluation": HELD_OUT | {"uri": "pvc://models/heldout.jsonl"},
+        "artifact": {"claimName": "models"},
+    }
+    inputs = Inputs("pvc://models/mood")
+    assert job_args(spec, inputs)["--budget"] == "0.5"
+    job = preparation_job(VARIANT, ModelVariantSpec.model_validate(spec), inputs, SETTINGS)
+    mounts = [mount["mountPath"] for mount in pod_of(job)["containers"][0]["volumeMounts"]]
+    assert sorted(mounts) == ["/claims/models", "/tmp"]
+
+
+def test_a_job_that_compares_a_draft_reads_its_target() -> None:
+    spec = {
+        "task": "Generation",
+        "source": {"uri": "pvc://small/draft"},
+        "draftFor": {"name": "full"},
+        "evaluation": HELD_OUT,
+    }
+    inputs = Inputs("pvc://small/draft", "pvc://models/full")
+    args = job_args(spec, inputs)
+    assert (args["--draft-for"], args["--target-name"]) == ("pvc://models/full", "full")
+    assert not {"--artifact-claim", "--precision", "--budget"} & set(args)
+    job = preparation_job(VARIANT, ModelVariantSpec.model_validate(spec), inputs, SETTINGS)
+    mounts = {mount["mountPath"]: mount.get("readOnly") for mount in pod_of(job)["containers"][0]["volumeMounts"]}
+    assert mounts == {"/tmp": None, "/claims/small": True, "/claims/models": True, "/claims/texts": True}
+    assert "fsGroup" not in pod_of(job)["securityContext"]
 
 
 def test_job_names_change_with_the_spec_and_the_variant() -> None:

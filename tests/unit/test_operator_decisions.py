@@ -16,11 +16,13 @@ from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
 from sixfold_api.runtime_config import PodState
 from sixfold_api.variant import ModelVariantSpec
 from sixfold_operator.builders.common import with_hash
+from sixfold_operator.builders.job import Inputs
 from sixfold_operator.cache import Cache
 from sixfold_operator.controller import tags
 from sixfold_operator.reconcile.children import covers, has_drifted
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
-from sixfold_operator.reconcile.policy_status import Findings, build_status
+from sixfold_operator.reconcile.findings import Findings
+from sixfold_operator.reconcile.policy_status import build_status
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status, pod_problem
 from sixfold_operator.reconcile.served import resolve
 from sixfold_operator.reconcile.status_writer import transition_notes
@@ -154,6 +156,7 @@ VARIANT = {
     "spec": {"task": "Generation", "source": {"uri": "pvc://models/chat"}},
 }
 SPEC = ModelVariantSpec.model_validate(VARIANT["spec"])
+INPUTS = Inputs("pvc://models/chat")
 FACTS = {
     "digest": "sha256:" + "a" * 64,
     "sizeBytes": 10,
@@ -181,28 +184,28 @@ def ended(summary: Any, exit_code: int = 0, finished: str = "2030-01-01T00:00:00
 
 
 def test_the_way_of_a_variant() -> None:
-    missing = plan(VARIANT, SPEC, None, [], False, NOW)
+    missing = plan(VARIANT, SPEC, None, [], INPUTS, ["models"], NOW)
     assert missing.verdict.reason == "ClaimMissing"
     assert missing.again_seconds
-    assert plan(VARIANT, SPEC, None, [], True, NOW).create_job
-    assert plan(VARIANT, SPEC, job(), [], True, NOW).verdict.reason == "Preparing"
-    done = plan(VARIANT, SPEC, job("Complete"), [ended({"facts": FACTS})], True, NOW)
+    assert plan(VARIANT, SPEC, None, [], INPUTS, [], NOW).create_job
+    assert plan(VARIANT, SPEC, job(), [], INPUTS, [], NOW).verdict.reason == "Preparing"
+    done = plan(VARIANT, SPEC, job("Complete"), [ended({"facts": FACTS})], INPUTS, [], NOW)
     assert done.verdict.ok
     assert done.artifact is not None
     assert (done.artifact.claim_name, done.artifact.path) == ("models", "chat")
     recorded = {**VARIANT, "status": {"artifact": done.artifact.to_dict()}}
-    assert plan(recorded, SPEC, None, [], False, NOW).verdict.ok
+    assert plan(recorded, SPEC, None, [], INPUTS, [], NOW).verdict.ok
 
 
 def test_the_reasons_of_a_failed_preparation() -> None:
     failure = {"failure": {"reason": "CorruptWeights", "message": "model.safetensors is cut off"}}
-    while_trying = plan(VARIANT, SPEC, job(), [ended(failure, 1)], True, NOW)
+    while_trying = plan(VARIANT, SPEC, job(), [ended(failure, 1)], INPUTS, [], NOW)
     assert while_trying.verdict.reason == "CorruptWeights"
     assert "tries again" in while_trying.verdict.message
     for last in ([ended(failure, 1)] * 3, [ended(failure, 1), ended(failure, 2)]):
-        assert "tries again" not in plan(VARIANT, SPEC, job(), last, True, NOW).verdict.message
-    assert plan(VARIANT, SPEC, job("Failed"), [ended(failure, 1)], True, NOW).verdict.reason == "CorruptWeights"
-    killed = plan(VARIANT, SPEC, job("Failed", reason="DeadlineExceeded"), [ended("", 137)], True, NOW)
+        assert "tries again" not in plan(VARIANT, SPEC, job(), last, INPUTS, [], NOW).verdict.message
+    assert plan(VARIANT, SPEC, job("Failed"), [ended(failure, 1)], INPUTS, [], NOW).verdict.reason == "CorruptWeights"
+    killed = plan(VARIANT, SPEC, job("Failed", reason="DeadlineExceeded"), [ended("", 137)], INPUTS, [], NOW)
     assert killed.verdict.reason == "DeadlineExceeded"
     assert "137" in killed.verdict.message
 
@@ -210,14 +213,14 @@ def test_the_reasons_of_a_failed_preparation() -> None:
 @given(st.text(max_size=200) | st.sampled_from(["{}", "[]", "null", '{"facts": {}}', '{"failure": {"reason": "no"}}']))
 def test_a_termination_message_that_makes_no_sense_is_never_an_artifact(message: str) -> None:
     late = datetime(2030, 1, 2, tzinfo=UTC)
-    step = plan(VARIANT, SPEC, job("Complete"), [ended(message)], True, late)
+    step = plan(VARIANT, SPEC, job("Complete"), [ended(message)], INPUTS, [], late)
     assert step.artifact is None
     assert step.discard_job
 
 
 def test_a_summary_may_arrive_after_its_job() -> None:
-    assert not plan(VARIANT, SPEC, job("Complete"), [], True, NOW).discard_job
-    assert plan(VARIANT, SPEC, job("Complete"), [], True, datetime(2030, 1, 2, tzinfo=UTC)).discard_job
+    assert not plan(VARIANT, SPEC, job("Complete"), [], INPUTS, [], NOW).discard_job
+    assert plan(VARIANT, SPEC, job("Complete"), [], INPUTS, [], datetime(2030, 1, 2, tzinfo=UTC)).discard_job
 
 
 @pytest.mark.parametrize(
@@ -231,17 +234,17 @@ def test_what_a_component_serves() -> None:
     artifact = {**FACTS, "claimName": "models", "path": "chat"}
     chat = {**VARIANT, "status": {"conditions": [READY], "artifact": artifact}}
     parsed = InferencePolicySpec.model_validate({"generation": {"variantRef": {"name": "chat"}}})
-    loads, verdict = resolve(parsed, {"chat": chat}.get)
-    assert verdict.ok
-    assert loads is not None
-    assert loads["engine"].models[0].path == "/claims/models/chat"
-    assert loads["engine"].claims == ["models"]
-    assert resolve(parsed, {}.get)[1].reason == "VariantMissing"
-    assert resolve(parsed, {"chat": VARIANT}.get)[1].reason == "VariantNotReady"
+    served = resolve(parsed, {"chat": chat}.get)
+    assert served.verdict.ok
+    assert served.loads is not None
+    assert served.loads["engine"].models[0].path == "/claims/models/chat"
+    assert served.loads["engine"].claims == ["models"]
+    assert resolve(parsed, {}.get).verdict.reason == "VariantMissing"
+    assert resolve(parsed, {"chat": VARIANT}.get).verdict.reason == "VariantNotReady"
     wrong = {**chat, "spec": {**chat["spec"], "task": "Classification"}}
-    assert resolve(parsed, {"chat": wrong}.get)[1].reason == "WrongTask"
+    assert resolve(parsed, {"chat": wrong}.get).verdict.reason == "WrongTask"
     going = {**chat, "metadata": {**chat["metadata"], "deletionTimestamp": "x"}}
-    assert resolve(parsed, {"chat": going}.get)[1].reason == "VariantMissing"
+    assert resolve(parsed, {"chat": going}.get).verdict.reason == "VariantMissing"
 
 
 def test_a_status_of_a_newer_operator_is_read_as_far_as_it_goes() -> None:
@@ -353,12 +356,23 @@ def test_the_cache_finds_the_policies_of_a_variant() -> None:
     cache = Cache(tags)
     spec = {"generation": {"variantRef": {"name": "chat"}}, "classification": {"variantRef": {"name": "mood"}}}
     cache.put(stored("InferencePolicy", "bot", 1, spec=spec))
-    for name in ("chat", "mood"):
+    references = {"quantized": {"variantRef": {"name": "small"}}, "speculative": {"draftVariantRef": {"name": "tiny"}}}
+    cache.put(stored("InferencePolicy", "bot", 2, spec={**spec, "generation": {**spec["generation"], **references}}))
+    for name in ("chat", "mood", "small", "tiny"):
         assert [policy["metadata"]["name"] for policy in cache.tagged("InferencePolicy", "ns", f"variant/{name}")] == [
             "bot"
         ]
-    cache.put(stored("InferencePolicy", "bot", 2, spec={"generation": {"variantRef": {"name": "other"}}}))
+    cache.put(stored("InferencePolicy", "bot", 3, spec={"generation": {"variantRef": {"name": "other"}}}))
     assert list(cache.tagged("InferencePolicy", "ns", "variant/chat")) == []
+
+
+def test_the_cache_finds_the_variants_that_need_a_variant() -> None:
+    cache = Cache(tags)
+    cache.put(stored("ModelVariant", "chat", 1, spec={"source": {"uri": "pvc://models/chat"}}))
+    cache.put(stored("ModelVariant", "small", 2, spec={"source": {"variantRef": {"name": "chat"}}}))
+    cache.put(stored("ModelVariant", "tiny", 3, spec={"source": {"uri": "pvc://m/t"}, "draftFor": {"name": "chat"}}))
+    found = [variant["metadata"]["name"] for variant in cache.tagged("ModelVariant", "ns", "variant/chat")]
+    assert found == ["small", "tiny"]
 
 
 def test_a_list_finds_what_the_watches_missed() -> None:

@@ -22,12 +22,13 @@ def required_variants(spec: ModelVariantSpec) -> list[str]:
 def find_inputs(name: str, spec: ModelVariantSpec, variant: Find) -> Inputs | Verdict:
     """The addresses of what variant `name` is made from, or what it waits for."""
     for needed in required_variants(spec):
+        problem = variant_problem(variant(needed), needed, spec.task)
+        if problem is None:
+            continue
         if needed == name or _leads_to(name, needed, variant):
             message = f"ModelVariant {name} needs {needed}, which needs {name}: neither can be prepared first"
             return Verdict(False, "VariantCycle", message)
-        problem = variant_problem(variant(needed), needed, spec.task)
-        if problem is not None:
-            return problem._replace(message=f"{problem.message}. The preparation starts when it is")
+        return problem._replace(message=f"{problem.message}. The preparation starts when it is")
     source, target = spec.source.variant_ref, spec.draft_for
     return Inputs(
         source=spec.source.uri or "" if source is None else _address(variant(source.name)),
