@@ -15,7 +15,7 @@ from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.tokenizer import read_json
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_ITEM_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 """All others have one byte."""
 
 
@@ -24,10 +24,16 @@ class Weights:
     """What the headers of the weight files say."""
 
     parameters: int
+    """Floating-point ones."""
     dtype: torch.dtype
-    """The type of most floating-point parameters."""
-    fp32_bytes: int
-    """With every floating-point parameter in fp32, and all others (packed integers) as they are."""
+    """The type of most of them."""
+    packed_bytes: int = 0
+    """Of all else: quantised weights."""
+
+    @property
+    def fp32_bytes(self) -> int:
+        """With every floating-point parameter in fp32."""
+        return self.parameters * 4 + self.packed_bytes
 
 
 class TensorStore:
@@ -74,12 +80,12 @@ class TensorStore:
         for name, file in self._files.items():
             view = file.get_slice(name)
             elements[view.get_dtype()] = elements.get(view.get_dtype(), 0) + math.prod(view.get_shape())
-        floats = [kind for kind in elements if kind in _FLOATS]
+        floats = {kind: count for kind, count in elements.items() if kind in _FLOATS}
         return Weights(
-            parameters=sum(elements.values()),
-            dtype=_FLOATS[max(floats, key=elements.__getitem__)] if floats else torch.float32,
-            fp32_bytes=sum(
-                count * (4 if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)) for kind, count in elements.items()
+            parameters=sum(floats.values()),
+            dtype=_FLOATS[max(floats, key=floats.__getitem__)] if floats else torch.float32,
+            packed_bytes=sum(
+                count * _ITEM_BYTES.get(kind, 1) for kind, count in elements.items() if kind not in _FLOATS
             ),
         )
 

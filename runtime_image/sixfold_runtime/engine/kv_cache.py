@@ -1,19 +1,50 @@
-"""The KV cache of one batch: sequences of different lengths, each from column 0 on, in one tensor a layer.
+"""The KV cache of one batch: sequences of different lengths.
 
-It answers to the `update` that transformers' attention modules call, so any decoder there can run over it. Rows stay
-dense: a forward runs over all of them, and a row that leaves is replaced by the last one. Columns beyond a row's
-length are zero or hold finite padding, so that masking them out can't yield NaN.
+RaggedCache, for transformers' modules, keeps each sequence from column 0 on, in one tensor a layer. It answers to the
+`update` that attention modules call there, so any decoder can run over it. Rows stay dense: a forward runs over all of
+them, and a row that leaves is replaced by the last one. Columns beyond a row's length are zero or hold finite padding,
+so that masking them out can't yield NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 
 _COLUMN_STEP = 64
 _MAX_SPARE_COLUMNS = 256
+
+
+class KVCache(Protocol):
+    """Keys and values of a batch of sequences; a forward adds to it.
+
+    Attributes:
+        lengths: tokens held by each row.
+    """
+
+    lengths: list[int]
+
+    def append(self, other: Self, row: int) -> None:
+        """Copy a row of another cache of the same model behind the last row."""
+
+    def remove(self, row: int) -> None:
+        """Drop a row; the last one takes its place. An empty cache frees its memory."""
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Roll each row back to a length, at most its present one: what was drafted and rejected is forgotten."""
+
+    def clear(self) -> None:
+        """Forget everything and free the memory."""
+
+    @property
+    def allocated_bytes(self) -> int: ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of one token of one row, over all layers; 0 while nothing is allocated."""
 
 
 @dataclass
@@ -35,15 +66,11 @@ def _resized(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return resized
 
 
-class RaggedCache:
-    """Keys and values of a batch of sequences.
+class RaggedCache(KVCache):
+    """The cache for transformers' modules: rectangular, as wide as its longest row."""
 
-    Attributes:
-        lengths: tokens held by each row.
-    """
-
-    def __init__(self, lengths: list[int] | None = None) -> None:
-        self.lengths: list[int] = lengths or []
+    def __init__(self, rows: int = 0) -> None:
+        self.lengths = [0] * rows
         self._layers: list[_Layer] = []
         self._rows = 0
         self._columns = 0
@@ -87,7 +114,6 @@ class RaggedCache:
 
     @torch.inference_mode()
     def append(self, other: RaggedCache, row: int) -> None:
-        """Copy a row of another cache of the same model behind the last row."""
         length, target = other.lengths[row], len(self.lengths)
         self._reserve(target + 1, length + 1)
         for index, source in enumerate(other._layers):
@@ -104,7 +130,6 @@ class RaggedCache:
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
-        """Drop a row; the last one takes its place. What it held is wiped. An empty cache frees its memory."""
         last = len(self.lengths) - 1
         if last == 0:
             self.clear()
@@ -118,8 +143,11 @@ class RaggedCache:
         self.lengths[row] = length
         self.lengths.pop()
 
+    def truncate(self, lengths: Sequence[int]) -> None:
+        # What stays behind is finite and gets masked: had it not been, its row would have failed with that forward.
+        self.lengths = list(lengths)
+
     def clear(self) -> None:
-        """Forget everything and free the memory."""
         self.lengths, self._layers, self._rows, self._columns = [], [], 0, 0
 
     @property
@@ -128,7 +156,6 @@ class RaggedCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of one column of one row, over all layers; 0 while nothing is allocated."""
         cells = self._rows * self._columns
         return self.allocated_bytes // cells if cells else 0
 

@@ -1,9 +1,12 @@
 """Loads a model folder: safetensors only, local files only, with an error that says what is wrong and where.
 
+A generating model whose decoder the engine has itself is read straight from the files; every other one becomes a
+transformers module.
+
 The compute type follows one rule, without a setting. On CUDA it is the checkpoint's own. On a CPU it is fp32 where
 the fp32 weights take at most half of the memory that is left (exact, and half types are slow on most CPUs), else
-the checkpoint's own. Only parameters are cast, never buffers: casting a whole model would round the rotary
-frequencies, which shifts every later position.
+the checkpoint's own; GPTQ weights compute in bf16, which their kernels want. Only parameters are cast, never buffers:
+casting a whole model would round the rotary frequencies, which shifts every later position.
 """
 
 from __future__ import annotations
@@ -18,17 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
+from sixfold_runtime.engine.checkpoint import Weights, quantization_of
+from sixfold_runtime.engine.decoder import Decoder
+from sixfold_runtime.engine.decoder_shape import decoder_shape
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.lora import ADAPTER_FOLDER, open_store
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer, load_tokenizer, read_json
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ARCHITECTURES = {
     Task.GENERATION: ("ForCausalLM", "LMHeadModel"),
     Task.CLASSIFICATION: ("ForSequenceClassification",),
@@ -40,8 +45,6 @@ class LoadedModel:
     """A model ready to compute, and what its folder says about it."""
 
     served: ServedModel
-    module: Any
-    """The transformers module, in eval mode, on `device`."""
     tokenizer: LoadedTokenizer
     context_tokens: int
     vocabulary_tokens: int
@@ -50,20 +53,15 @@ class LoadedModel:
     dtype: torch.dtype
     weight_bytes: int
     load_seconds: float
+    decoder: Decoder | None = None
+    """The engine's own, where it has one for the model."""
+    module: Any = None
+    """Else the transformers module, in eval mode, on `device`."""
     eos_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     """`stop_strings` of generation_config.json."""
     labels: tuple[str, ...] = ()
     """Of a classifier, by class index."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What the headers of the weight files say."""
-
-    parameters: int
-    dtype: torch.dtype
-    """The type of most parameters."""
 
 
 def load(served: ServedModel, device: torch.device) -> LoadedModel:
@@ -79,11 +77,23 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
         raise ModelLoadError(f"{folder} is no folder: is the claim mounted and the path right?")
     config = read_json(folder / "config.json", required=True)
     check_architecture(config, served.task, folder)
-    weights = inspect_weights(folder)
+    store = open_store(folder)
     tokenizer = load_tokenizer(folder)
-    dtype = compute_dtype(weights, device, available_memory_bytes(device))
-    module = _load_module(folder, served.task, dtype).to(device)
-    vocabulary = module.get_input_embeddings().weight.shape[0]
+    quantization = quantization_of(config)
+    dtype = compute_dtype(store.weights, device, available_memory_bytes(device), quantization)
+    settings = _configuration(folder)
+    shape = decoder_shape(settings, config.get("architectures") or []) if served.task == Task.GENERATION else None
+    decoder, module = None, None
+    if shape is not None and own_quantization(quantization):
+        decoder = Decoder(shape, settings, store, quantization, dtype, device)
+        vocabulary, weight_bytes = len(decoder.embeddings), decoder.weight_bytes
+    else:
+        if (folder / ADAPTER_FOLDER).is_dir():
+            raise ModelLoadError(f"{folder}: adapters are served on Llama, Qwen2 and Qwen3 decoders only")
+        module = _load_module(folder, served.task, dtype).to(device)
+        settings = module.config
+        vocabulary = module.get_input_embeddings().weight.shape[0]
+        weight_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if tokenizer.max_token_id >= vocabulary:
         raise ModelLoadError(
             f"{folder}: the tokenizer has ids up to {tokenizer.max_token_id}, but the model only {vocabulary} "
@@ -92,21 +102,22 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
     generation = read_json(folder / "generation_config.json")
     model = LoadedModel(
         served=served,
-        module=module,
         tokenizer=tokenizer,
-        context_tokens=_context_tokens(module, served.task, tokenizer, folder),
+        context_tokens=_context_tokens(settings, module, served.task, tokenizer, folder),
         vocabulary_tokens=vocabulary,
         device=device,
         dtype=dtype,
-        weight_bytes=sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())),
+        weight_bytes=weight_bytes,
         load_seconds=time.monotonic() - started,
+        decoder=decoder,
+        module=module,
         eos_ids=_ids(config.get("eos_token_id") if (eos := generation.get("eos_token_id")) is None else eos),
         stop_strings=_strings(generation.get("stop_strings")),
-        labels=_labels(module.config, folder) if served.task == Task.CLASSIFICATION else (),
+        labels=_labels(settings, folder) if served.task == Task.CLASSIFICATION else (),
     )
     log.info(
-        "model %s loaded in %.1f s: %.1f M parameters, %s on %s, context of %d tokens",
-        served.name, model.load_seconds, weights.parameters / 1e6, dtype, device, model.context_tokens,
+        "model %s loaded in %.1f s: %.1f MB of weights, %s on %s, context of %d tokens",
+        served.name, model.load_seconds, weight_bytes / 1e6, dtype, device, model.context_tokens,
     )  # fmt: skip
     return model
 
@@ -134,59 +145,41 @@ def check_architecture(config: dict[str, Any], task: Task, folder: Path) -> None
         )
 
 
-def inspect_weights(folder: Path) -> Weights:
-    """Count parameters by type from the headers of the weight files; no weight is read.
-
-    Raises:
-        ModelLoadError: no safetensors file, a shard is missing, or a file is damaged.
-    """
-    elements: dict[str, int] = {}
-    for path in _weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                    view = file.get_slice(name)
-                    size = 1
-                    for length in view.get_shape():
-                        size *= length
-                    elements[view.get_dtype()] = elements.get(view.get_dtype(), 0) + size
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path} is damaged ({error}): fetch it again") from error
-    if not elements:
-        raise ModelLoadError(f"{folder}: the weight files hold no tensors")
-    return Weights(sum(elements.values()), _DTYPES.get(max(elements, key=lambda kind: elements[kind]), torch.float32))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
-        for path in files:
-            if not path.is_file():
-                raise ModelLoadError(f"{path} is missing, though {index.name} lists it: fetch it again")
-        return files
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
-    hint = f" ({', '.join(pickles)}: pickled weights are never loaded, convert them)" if pickles else ""
-    raise ModelLoadError(f"{single} is missing{hint}")
-
-
-def compute_dtype(weights: Weights, device: torch.device, available_bytes: int) -> torch.dtype:
+def compute_dtype(
+    weights: Weights, device: torch.device, available_bytes: int, quantization: dict[str, Any] | None = None
+) -> torch.dtype:
     """The rule of this module's docstring."""
-    fp32_bytes = weights.parameters * 4
-    if device.type == "cpu" and fp32_bytes <= available_bytes // 2:
+    if device.type == "cpu" and (quantization or {}).get("quant_method") == "gptq":
+        return torch.bfloat16
+    if device.type == "cpu" and weights.fp32_bytes <= available_bytes // 2:
         return torch.float32
     return weights.dtype
 
 
-def _load_module(folder: Path, task: Task, dtype: torch.dtype) -> Any:
+def own_quantization(quantization: dict[str, Any] | None) -> bool:
+    """Whether the engine's own linears can read the weights; transformers may know others."""
+    return quantization is None or quantization.get("quant_method") in ("gptq", "sixfold-int8")
+
+
+def _transformers() -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # Imported here: it takes seconds, in which the server already answers /healthz. Its types are partial.
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _configuration(folder: Path) -> Any:
+    """transformers' configuration, with its defaults filled in."""
+    try:
+        return _transformers().AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # foreign code on foreign input: it raises anything
+        raise ModelLoadError(f"{folder}: transformers can't load it: {_first_line(error)}") from error
+
+
+def _load_module(folder: Path, task: Task, dtype: torch.dtype) -> Any:
+    transformers = _transformers()
     auto = (
         transformers.AutoModelForCausalLM
         if task == Task.GENERATION
@@ -220,8 +213,8 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _context_tokens(module: Any, task: Task, tokenizer: LoadedTokenizer, folder: Path) -> int:
-    config = module.config.get_text_config()
+def _context_tokens(settings: Any, module: Any, task: Task, tokenizer: LoadedTokenizer, folder: Path) -> int:
+    config = settings.get_text_config()
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
     context = next((int(limit) for limit in limits if limit), None)
     if task == Task.CLASSIFICATION and context is not None:
