@@ -107,7 +107,7 @@ class Int4Linear(Linear):
         self.kernel = "int8-as-int4" if weight.bits == 8 else "int4"
         self._group, self._planes = group, 2 if weight.bits == 8 else 1
         sorted_already = torch.equal(order, torch.arange(self.in_features))
-        self._order = None if sorted_already else order.to(device)
+        self._order = None if sorted_already else order.int().to(device)
         integers, scales, zeros = _planes(weight, order)
         # The kernels take outputs by blocks.
         spare = -self.out_features % (16 if device.type == "cpu" else 8)
@@ -139,12 +139,14 @@ def _planes(weight: GptqWeight, order: torch.Tensor) -> tuple[torch.Tensor, torc
     """(integers uint8 [out, planes * in] below 16, scales and zeros float32 [planes * groups, out]) for the kernels.
 
     (q - z) * s is (q - 8) * s + (8 - z) * s; at 8 bits, with q = 16 h + l, it is
-    (h - 8) * 16 s + (l - 8) * s + (136 - z) * s.
+    (h - 8) * 16 s + (l - 8) * s + (136 - z) * s. Below 4 bits, q and z are moved to the middle, so that what bf16
+    rounds is small.
     """
     integers = weight.integers[order].t()
     scales, zeros = weight.scales.float(), weight.zeros.float()
     if weight.bits < 8:
-        return integers, scales, (_MIDDLE - zeros) * scales
+        middle = 1 << (weight.bits - 1)
+        return integers + (_MIDDLE - middle), scales, (middle - zeros) * scales
     high_zeros = torch.zeros_like(scales)
     return (
         torch.cat((integers >> 4, integers & 15), dim=1),
