@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +36,10 @@ class _Cancel:
     """None means all of the sink."""
 
 
+class _Wake:
+    """Look whether weights have to follow the configuration, or have arrived."""
+
+
 class _Stop:
     pass
 
@@ -64,17 +67,17 @@ class Engine:
             config: gives the RuntimeConfig in use, whenever asked.
             device: auto, cpu or cuda.
             limits: of each model, by default what suits the device; kv_tokens is derived from the memory.
-            on_models: called in the engine's thread when a model was loaded or failed to.
+            on_models: called in the engine's thread when a model was loaded or failed to, or its weights changed.
             on_counts: called in the engine's thread when the number of running or waiting requests changed.
         """
-        self.models = {model.name: EngineModel(model) for model in models}
+        self.models = {model.name: EngineModel(model, metrics) for model in models}
         self._config = config
         self._metrics = metrics
         self._device_name = device
         self._limits = limits
         self._on_models = on_models
         self._on_counts = on_counts
-        self._commands: queue.Queue[_Submit | _Cancel | _Stop] = queue.Queue()
+        self._commands: queue.Queue[_Submit | _Cancel | _Wake | _Stop] = queue.Queue()
         self._live: dict[Key, Runner] = {}
         self._draining = False
         self._counts = (0, 0)
@@ -102,6 +105,10 @@ class Engine:
         """Cancel all requests of a sink: whoever wanted them is gone."""
         self._commands.put(_Cancel(sink, None))
 
+    def config_changed(self) -> None:
+        """Follow the new configuration, even while there are no requests."""
+        self._commands.put(_Wake())
+
     def drain(self) -> None:
         """Take no new requests; running and queued ones go on."""
         self._draining = True
@@ -120,7 +127,7 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Every model is loaded, has answered a first forward, and new work is taken."""
-        return bool(self.models) and not self._draining and all(model.runner for model in self.models.values())
+        return bool(self.models) and not self._draining and all(model.is_ready for model in self.models.values())
 
     @property
     def is_draining(self) -> bool:
@@ -145,10 +152,8 @@ class Engine:
             return "draining: the engine is about to stop"
         if not self.models:
             return "no models: SIXFOLD_MODELS is empty"
-        problems = [
-            f"model {name}: {model.error or 'loading'}" for name, model in self.models.items() if not model.runner
-        ]
-        return "; ".join(problems)
+        reasons = {name: model.why_not_ready for name, model in self.models.items()}
+        return "; ".join(f"model {name}: {reason}" for name, reason in reasons.items() if reason)
 
     def _check(self, request: Request) -> None:
         """Refuse what needs no look at the model. Raises RequestError."""
@@ -161,9 +166,7 @@ class Engine:
         if model.served.task != wanted:
             raise RequestError(400, "wrong_task", f"model {request.model!r} is for {model.served.task}, not {wanted}")
         if model.runner is None:
-            raise RequestError(
-                503, "model_not_ready", f"model {request.model!r} isn't ready: {model.error or 'loading'}"
-            )
+            raise RequestError(503, "model_not_ready", f"model {request.model!r} isn't ready: {model.why_not_ready}")
 
     def _refuse(self, sink: Sink, request: Request, error: RequestError) -> None:
         level = self._config().stable.level
@@ -178,10 +181,13 @@ class Engine:
         self._load_models()
         while self._obey():
             for model in self.models.values():
-                if model.runner and (model.runner.running or model.runner.waiting):
-                    self._step(model.served.name, model.runner)
+                if model.can_step:
+                    self._step(model)
+            self._adapt()
             self._report_counts()
         self._fail_all()
+        for model in self.models.values():
+            model.close()
 
     def _load_models(self) -> None:
         try:
@@ -194,7 +200,7 @@ class Engine:
         generating = sum(model.served.task == Task.GENERATION for model in self.models.values())
         for model in self.models.values():
             try:
-                model.load(device, generating, self._limits, self._config, self._metrics)
+                model.load(device, generating, self._limits, self._config, self.config_changed)
             except ModelLoadError as error:
                 model.error = str(error)
                 log.error("model %s: %s", model.served.name, error)
@@ -207,17 +213,24 @@ class Engine:
         """Do what was asked for; waits while there is nothing to compute. False when asked to stop."""
         while True:
             try:
-                command = self._commands.get(block=not self._live)
+                command = self._commands.get(block=not any(model.can_step for model in self.models.values()))
             except queue.Empty:
                 return True
             if isinstance(command, _Stop):
                 return False
             if isinstance(command, _Submit):
                 self._admit(command.sink, command.request)
-            else:
+            elif isinstance(command, _Cancel):
                 self._cancel(command)
+            self._adapt()
             self._commands.task_done()
             self._report_counts()
+
+    def _adapt(self) -> None:
+        """Let weights follow the configuration."""
+        changed = [model for model in self.models.values() if model.adapt()]
+        if changed:
+            self._on_models()
 
     def _admit(self, sink: Sink, request: Request) -> None:
         runner, key = self.models[request.model].runner, (sink, request.id)
@@ -238,14 +251,13 @@ class Engine:
         for key in keys:
             self._live.pop(key).cancel(key)
 
-    def _step(self, name: str, runner: Runner) -> None:
-        started = time.monotonic()
+    def _step(self, model: EngineModel) -> None:
         try:
-            outputs = runner.step()
+            outputs = model.step()
         except Exception:  # a fault of ours: end the requests of this model, not the loop
-            log.exception("model %s: a step failed", name)
-            outputs = self._abandon(runner)
-        self._metrics.of(name).busy(time.monotonic() - started)
+            log.exception("model %s: a step failed", model.served.name)
+            assert model.runner is not None
+            outputs = self._abandon(model.runner)
         self._deliver(outputs)
 
     def _abandon(self, runner: Runner) -> list[Output]:

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sixfold_api.runtime_config import RuntimeConfig
+from sixfold_runtime.engine.work import Runner
 from sixfold_runtime.settings import RuntimeSettings
 
 _POLICY = ("namespace", "policy")
@@ -177,11 +178,20 @@ class ModelMetrics:
         self._metrics.load.labels(**self._labels).set(load_seconds)
         self._metrics.memory.labels(**self._labels, kind="weights").set(weight_bytes)
 
-    def watch(self, running: Callable[[], int], waiting: Callable[[], int], kv_bytes: Callable[[], int]) -> None:
-        """Read these whenever Prometheus asks."""
-        self._metrics.running.labels(**self._labels).set_function(running)
-        self._metrics.waiting.labels(**self._labels).set_function(waiting)
-        self._metrics.memory.labels(**self._labels, kind="kv").set_function(kv_bytes)
+    def watch(self, runner: Callable[[], Runner | None]) -> None:
+        """Read the counts of this runner whenever Prometheus asks; 0 while there is none."""
+
+        def read(count: Callable[[Runner], int]) -> Callable[[], int]:
+            def now() -> int:
+                found = runner()
+                return 0 if found is None else count(found)
+
+            return now
+
+        metrics, labels = self._metrics, self._labels
+        metrics.running.labels(**labels).set_function(read(lambda found: found.running))
+        metrics.waiting.labels(**labels).set_function(read(lambda found: found.waiting))
+        metrics.memory.labels(**labels, kind="kv").set_function(read(lambda found: found.kv_bytes))
 
     def queued(self, seconds: float) -> None:
         self._metrics.queue_wait.labels(**self._labels).observe(seconds)

@@ -120,13 +120,14 @@ class EngineServer:
                 ModelInfo(
                     name=name,
                     task=model.served.task.value,
-                    context_tokens=model.loaded.context_tokens,
-                    tokenizer=model.loaded.tokenizer.sha256,
-                    ready=model.runner is not None,
-                    stop=model.loaded.stop_strings,
+                    context_tokens=model.runner.context_tokens,
+                    tokenizer=model.facts.tokenizer.sha256,
+                    ready=model.is_ready,
+                    stop=model.facts.stop_strings,
+                    swapping=model.is_swapping,
                 )
                 for name, model in engine.models.items()
-                if model.loaded is not None
+                if model.facts is not None and model.runner is not None
             ],
             sequence=config.sequence,
             level=config.stable.level,
@@ -151,11 +152,14 @@ class EngineServer:
             level=config.stable.level,
             config_error=self.config.error,
             unknown_fields=self.config.unknown_fields,
+            unsupported={
+                mode: reason for model in self.engine.models.values() for mode, reason in model.unsupported.items()
+            },
             models=tuple(model.state for model in self.engine.models.values()),
         )
 
     def tokenizer_bundle(self, sha256: str) -> bytes | None:
-        bundles = (model.loaded.tokenizer for model in self.engine.models.values() if model.loaded)
+        bundles = (model.facts.tokenizer for model in self.engine.models.values() if model.facts)
         return next((entry.bundle for entry in bundles if entry.sha256 == sha256), None)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
@@ -165,6 +169,7 @@ class EngineServer:
 
     def _config_applied(self) -> None:
         self.metrics.config_applied(self.config.current)
+        self.engine.config_changed()
         self.tell()
 
 

@@ -11,6 +11,7 @@ from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason, Sampling
 
 CurrentConfig = Callable[[], RuntimeConfig]
+Wake = Callable[[], None]
 
 
 class Sink(Protocol):
@@ -40,9 +41,6 @@ class Runner(Protocol):
 
     @property
     def kv_bytes(self) -> int: ...
-
-    def warm_up(self, kv_budget_bytes: int) -> None:
-        """Run a first forward. Raises ModelLoadError if the model can't answer."""
 
     def submit(self, key: Key, request: Any) -> None:
         """Queue a Generate or a Classify, whichever the runner is for. Raises RequestError; then nothing was queued."""
@@ -88,6 +86,18 @@ def check_sampling(sampling: Sampling) -> None:
         raise RequestError(400, "invalid_temperature", f"temperature is {sampling.temperature}, must be 0 or more")
     if not 0 < sampling.top_p <= 1:
         raise RequestError(400, "invalid_top_p", f"top_p is {sampling.top_p}, must be above 0 and at most 1")
+    if sampling.top_k < 0:
+        raise RequestError(400, "invalid_top_k", f"top_k is {sampling.top_k}, must be 0 (all tokens) or more")
+    if not 0 < sampling.repetition_penalty < math.inf:
+        raise RequestError(
+            400, "invalid_repetition_penalty", f"repetition_penalty is {sampling.repetition_penalty}, must be above 0"
+        )
+    for name in ("frequency_penalty", "presence_penalty"):
+        penalty: float = getattr(sampling, name)
+        if not math.isfinite(penalty):
+            raise RequestError(400, f"invalid_{name}", f"{name} is {penalty}, must be a number")
+    if sampling.logprobs is not None and sampling.logprobs < 0:
+        raise RequestError(400, "invalid_logprobs", f"logprobs is {sampling.logprobs}, must be 0 or more")
 
 
 def overloaded(waiting: int) -> RequestError:

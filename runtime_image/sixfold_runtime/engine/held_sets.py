@@ -1,0 +1,93 @@
+"""The weight sets of one model that are in memory, each with its runner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sixfold_runtime.engine.generation import GenerationRunner
+from sixfold_runtime.engine.metrics import EngineMetrics
+from sixfold_runtime.engine.placement import release_memory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedSet:
+    """Weights that answer."""
+
+    name: str
+    runner: GenerationRunner
+    weight_bytes: int
+    kv_budget_bytes: int
+    """What the KV caches may grow to."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.runner.running == 0 and self.runner.waiting == 0
+
+    @property
+    def unspent_kv_bytes(self) -> int:
+        return max(0, self.kv_budget_bytes - self.runner.kv_bytes)
+
+
+class HeldSets:
+    """Changed by the engine's thread, read by any."""
+
+    def __init__(self, device: torch.device, metrics: EngineMetrics) -> None:
+        self._device = device
+        self._metrics = metrics
+        self._sets: dict[str, LoadedSet] = {}
+        """Replaced, never changed, since other threads iterate over it."""
+
+    def __iter__(self) -> Iterator[LoadedSet]:
+        return iter(tuple(self._sets.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sets
+
+    def get(self, name: str) -> LoadedSet | None:
+        return self._sets.get(name)
+
+    @property
+    def running(self) -> int:
+        return sum(held.runner.running for held in self)
+
+    @property
+    def waiting(self) -> int:
+        return sum(held.runner.waiting for held in self)
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(held.runner.kv_bytes for held in self)
+
+    @property
+    def is_idle(self) -> bool:
+        return all(held.is_idle for held in self)
+
+    def add(self, loaded: LoadedSet) -> None:
+        self._sets = {**self._sets, loaded.name: loaded}
+        self._metrics.of(loaded.name).watch(self._finder(loaded.name))
+
+    def release(self, names: Collection[str]) -> None:
+        """Free the memory of these, unless somebody else holds on to them."""
+        if not names:
+            return
+        for name in names:
+            self._sets[name].runner.close()
+            self._metrics.of(name).released()
+            log.info("the weights %s are given up", name)
+        self._sets = {name: held for name, held in self._sets.items() if name not in names}
+        release_memory(self._device)
+
+    def _finder(self, name: str) -> Callable[[], GenerationRunner | None]:
+        """For the metrics, which live on: they must not keep a runner and its weights in memory."""
+
+        def find() -> GenerationRunner | None:
+            held = self._sets.get(name)
+            return None if held is None else held.runner
+
+        return find

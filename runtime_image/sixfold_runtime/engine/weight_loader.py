@@ -1,0 +1,185 @@
+"""Loads the weight sets of one model, and makes each ready to answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sixfold_api.runtime_config import ServedModel
+from sixfold_api.scalars import FullWeights
+from sixfold_runtime.engine.device import available_memory_bytes, set_threads
+from sixfold_runtime.engine.drafts import as_served, load_alone, load_draft, tokenizer_difference
+from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.generation import GenerationRunner
+from sixfold_runtime.engine.held_sets import LoadedSet
+from sixfold_runtime.engine.loader import LoadedModel
+from sixfold_runtime.engine.metrics import EngineMetrics
+from sixfold_runtime.engine.placement import choose_placement, needed_kv_bytes, weight_bytes
+from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.tokenizer import LoadedTokenizer
+from sixfold_runtime.engine.work import CurrentConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model's weights go, and what they may take there."""
+
+    device: torch.device
+    limits: Limits
+    kv_share: float
+    """Of the memory that the weights leave, for this model's KV caches."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a model whichever weights answer; gateways rely on it."""
+
+    tokenizer: LoadedTokenizer
+    context_tokens: int
+    vocabulary_tokens: int
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass
+class Load:
+    """Weights on their way. The loading thread writes, `is_done` last."""
+
+    name: str
+    result: LoadedSet | None = None
+    error: str = ""
+    is_done: bool = False
+
+
+class WeightLoader:
+    """Turns folders into runners.
+
+    Attributes:
+        facts: of the first weights that were loaded, None before; others have to agree.
+        draft_error: why there is no draft although the model has one; "" if there is.
+    """
+
+    def __init__(self, served: ServedModel, place: Place, config: CurrentConfig, metrics: EngineMetrics) -> None:
+        self.facts: Facts | None = None
+        self.draft_error = ""
+        self._served = served
+        self._place = place
+        self._config = config
+        self._metrics = metrics
+        self._draft: LoadedModel | None = None
+        self._folders = {served.name: served}
+        if served.quantized is not None:
+            self._folders[served.quantized.name] = as_served(served.quantized)
+
+    def placement(self) -> FullWeights:
+        """Whether both sets stay in memory; to be asked before any is loaded. Swap where a folder can't be read."""
+        served, place = self._served, self._place
+        if served.quantized is None or served.full_weights is not FullWeights.AUTO:
+            return served.full_weights
+        available = available_memory_bytes(place.device)
+        try:
+            draft_bytes = weight_bytes(Path(served.draft.path), place.device, available) if served.draft else 0
+            full, quantized = (weight_bytes(Path(f.path), place.device, available) for f in self._folders.values())
+            kv_bytes = needed_kv_bytes(Path(served.path), 4 if place.device.type == "cpu" else 2, place.kv_share)
+        except ModelLoadError as error:
+            log.warning("model %s: one set of weights at a time, since %s", served.name, error)
+            return FullWeights.SWAP
+        choice = choose_placement(served.full_weights, available - draft_bytes, full, quantized, kv_bytes)
+        log.info(
+            "model %s: fullWeights %s: %.1f MB full, %.1f MB quantised, %.1f MB for KV, %.1f MB available",
+            served.name, choice, full / 1e6, quantized / 1e6, kv_bytes / 1e6, available / 1e6,
+        )  # fmt: skip
+        return choice
+
+    def load_first(self, wanted: str, both: bool) -> tuple[list[LoadedSet], str]:
+        """Load `wanted`, full weights where quantised ones can't be, the other set too if `both`, and the draft.
+
+        Returns what was loaded, the first to be used first, and why others that were tried are missing.
+
+        Raises:
+            ModelLoadError: no weights could be loaded, or the full ones are wanted and can't be.
+        """
+        models: dict[str, LoadedModel] = {}
+        problem = ""
+        for name in (wanted, *(other for other in self._folders if other != wanted)):
+            if models and not both:
+                break
+            try:
+                models[name] = self._load(name)
+            except Exception as error:  # whatever foreign files raise: the other set may still do
+                if name == self._served.name and not models:
+                    raise
+                problem = self._describe(name, error)
+        first = next(iter(models.values()))
+        self.facts = Facts(first.tokenizer, first.context_tokens, first.vocabulary_tokens, first.stop_strings)
+        self._load_draft(first)
+        share_bytes = self._kv_budget_bytes() // len(models)
+        return [self._ready(model, share_bytes) for model in models.values()], problem
+
+    def start(self, name: str, old: LoadedSet | None, on_done: Callable[[], None]) -> Load:
+        """Load a set in a thread of its own; `old` is what goes when it is there. Then `on_done`, in that thread."""
+        load = Load(name)
+        old_bytes = 0 if old is None else old.weight_bytes + old.runner.kv_bytes
+
+        def work() -> None:
+            set_threads()
+            try:
+                load.result = self._ready(self._load(name), self._kv_budget_bytes(old_bytes))
+            except Exception as error:  # the weights that are there go on
+                load.error = self._describe(name, error)
+            load.is_done = True
+            on_done()
+
+        threading.Thread(target=work, name=f"load-{name}", daemon=True).start()
+        return load
+
+    def fits_beside(self, name: str, other: LoadedSet) -> bool:
+        """Whether a set can be loaded while the other one answers and its KV caches grow."""
+        available = available_memory_bytes(self._place.device)
+        try:
+            return weight_bytes(Path(self._folders[name].path), self._place.device, available) <= (
+                available - other.unspent_kv_bytes
+            )
+        except ModelLoadError:
+            return True  # loading will say what is wrong; nothing has to be given up for that
+
+    def _load(self, name: str) -> LoadedModel:
+        loaded = load_alone(self._folders[name], self._place.device)
+        if self.facts is not None and (difference := tokenizer_difference(self.facts.tokenizer, loaded.tokenizer)):
+            raise ModelLoadError(f"{self._folders[name].path}: another tokenizer than before: {difference}")
+        return loaded
+
+    def _load_draft(self, target: LoadedModel) -> None:
+        draft = self._served.draft
+        if draft is None:
+            return
+        try:
+            self._draft = load_draft(draft, target)
+        except Exception as error:  # decoding stays plain
+            self.draft_error = self._describe(draft.name, error)
+            return
+        self._metrics.of(draft.name).loaded(self._draft.load_seconds, self._draft.weight_bytes)
+        for name in self._folders:
+            self._metrics.of(name).draft_device(self._draft.device.type == "cpu")
+
+    def _ready(self, model: LoadedModel, kv_budget_bytes: int) -> LoadedSet:
+        """A runner that has answered a first forward. Raises ModelLoadError."""
+        metrics = self._metrics.of(model.served.name)
+        runner = GenerationRunner(model, self._place.limits, self._config, metrics, draft=self._draft)
+        runner.warm_up(kv_budget_bytes)
+        metrics.loaded(model.load_seconds, model.weight_bytes)
+        return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes)
+
+    def _kv_budget_bytes(self, freed_bytes: int = 0) -> int:
+        return int((available_memory_bytes(self._place.device) + freed_bytes) * self._place.kv_share)
+
+    def _describe(self, name: str, error: Exception) -> str:
+        """For people; the log gets all of it."""
+        log.error("model %s: %s can't be loaded", self._served.name, name, exc_info=error)
+        return str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,300 @@
+"""One model that generates, with full weights, quantised ones, or both by turns.
+
+Each set of weights has a GenerationRunner. New requests go to the set that the level asks for; those that run finish
+on theirs, and both compute meanwhile. With Resident both sets stay in memory. With Swap one does: the other is loaded
+beside it where there is room for a moment, so that nobody waits. Where there isn't, new requests queue, running ones
+finish, the old weights go, the new ones come, and the queue goes on. Weights that can't be loaded leave those that ran
+before in place until the configuration changes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from sixfold_api.modes import Mode
+from sixfold_api.runtime_config import RuntimeConfig, ServedModel
+from sixfold_api.scalars import FullWeights
+from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.held_sets import HeldSets, LoadedSet
+from sixfold_runtime.engine.metrics import EngineMetrics
+from sixfold_runtime.engine.protocol import Generate
+from sixfold_runtime.engine.swap_queue import SwapQueue
+from sixfold_runtime.engine.weight_loader import Facts, Load, Place, WeightLoader
+from sixfold_runtime.engine.work import CurrentConfig, Key, Output
+
+log = logging.getLogger(__name__)
+_USUAL_SWAP_SECONDS = 10.0
+"""What a client is told to wait for an exchange before the first one was measured."""
+
+
+class WeightSets:
+    """A Runner over one or two GenerationRunners. Used from the engine's thread; counts and reports from any.
+
+    Attributes:
+        facts: of the model; they don't change with the weights.
+        full_weights: Resident or Swap; None where there is but one set.
+        active: name of the weights that new requests get; "" while there are none.
+        swap_seconds: how long the last exchange took, from the level's change.
+        weights_error: why the weights that the level asks for aren't there.
+        is_broken: there are no weights and none are on their way, until the configuration changes.
+    """
+
+    def __init__(
+        self,
+        served: ServedModel,
+        place: Place,
+        config: CurrentConfig,
+        metrics: EngineMetrics,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Load what the level asks for, the other weights too if they are to be resident, and the draft.
+
+        Args:
+            wake: called in another thread when weights were loaded: then `adapt` has something to do.
+
+        Raises:
+            ModelLoadError: no weights could be loaded.
+        """
+        self._served = served
+        self._place = place
+        self._config = config
+        self._metrics = metrics
+        self._wake = wake
+        self._clock = clock
+        self._loader = WeightLoader(served, place, config, metrics)
+        self._load: Load | None = None
+        self._is_closing = False
+        """Running requests finish, so that the weights can go."""
+        self._asked_seconds: float | None = None
+        self._load_config: RuntimeConfig | None = None
+        self._failed_config: RuntimeConfig | None = None
+        self.is_broken = False
+        self.swap_seconds: float | None = None
+        placement = self._loader.placement()
+        self.full_weights = None if served.quantized is None else placement
+        both = served.quantized is not None and placement is FullWeights.RESIDENT
+        loaded, self.weights_error = self._loader.load_first(self._wanted, both)
+        if self.weights_error:
+            self._failed_config = config()
+        self._sets = HeldSets(place.device, metrics)
+        for held in loaded:
+            self._sets.add(held)
+        self.active = loaded[0].name
+        self._fallback = self.active
+        assert self._loader.facts is not None
+        self.facts: Facts = self._loader.facts
+        of_model = metrics.of(served.name)
+        self._queue = SwapQueue(place.limits.max_waiting, self.facts.vocabulary_tokens, config, of_model)
+        if both or self.full_weights is FullWeights.SWAP:
+            of_model.watch_swap_queue(lambda: len(self._queue))
+
+    # -- what there is
+
+    @property
+    def context_tokens(self) -> int:
+        return min((held.runner.context_tokens for held in self._sets), default=self.facts.context_tokens)
+
+    @property
+    def running(self) -> int:
+        return self._sets.running
+
+    @property
+    def waiting(self) -> int:
+        return self._sets.waiting + len(self._queue)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._sets.kv_bytes
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would do something now: requests that wait for weights don't count."""
+        return self._queue.has_refused or not self._sets.is_idle
+
+    @property
+    def is_swapping(self) -> bool:
+        """New requests wait for other weights."""
+        return self._is_closing or not self.active
+
+    @property
+    def unsupported(self) -> dict[Mode, str]:
+        """Modes that are on but don't run, and why."""
+        stable, held = self._config().stable, self._sets.get(self.active)
+        found = dict(held.runner.notes.unsupported) if held is not None else {}
+        quantized = self._served.quantized
+        if quantized is not None and self._wanted == quantized.name != self.active and self.weights_error:
+            found[Mode.QUANTIZED] = self.weights_error
+        if stable.speculative is not None and (self._served.draft is None or self._loader.draft_error):
+            found[Mode.SPECULATIVE] = self._loader.draft_error or "this pod was started without a draft model"
+        return {mode: reason for mode, reason in found.items() if stable.is_active(mode)}
+
+    @property
+    def draft_shortened(self) -> str:
+        return held.runner.notes.draft_shortened if (held := self._sets.get(self.active)) else ""
+
+    # -- the Runner
+
+    def submit(self, key: Key, request: Generate) -> None:
+        """Hand a request to the weights that the level asks for, or queue it until they are there.
+
+        Raises:
+            RequestError: it can't be served; nothing was queued. 429 if too many wait for weights already.
+        """
+        if self.is_broken:
+            raise self._not_ready()
+        if self.is_swapping:
+            self._queue.add(key, request, self._seconds_left())
+        else:
+            held = self._sets.get(self.active)
+            assert held is not None, "without active weights new requests wait"
+            held.runner.submit(key, request)
+
+    def cancel(self, key: Key) -> None:
+        """Forget a request; an unknown one is ignored."""
+        self._queue.cancel(key)
+        for held in self._sets:
+            held.runner.cancel(key)
+
+    def step(self) -> list[Output]:
+        """A step of each set of weights that has requests."""
+        outputs = self._queue.take_refused()
+        for held in self._sets:
+            if not held.is_idle:
+                started = self._clock()
+                outputs += held.runner.step()
+                self._metrics.of(held.name).busy(self._clock() - started)
+        return outputs
+
+    def close(self) -> None:
+        """End the runners' own threads."""
+        for held in self._sets:
+            held.runner.close()
+
+    # -- levels
+
+    def adapt(self) -> bool:
+        """Follow the level; to be called after every step and whenever `wake` or the configuration says so.
+
+        Returns whether anything changed that operator and gateways are told.
+        """
+        before = self._told()
+        self._take_loaded()
+        if self._load is None:
+            self._follow_level()
+        if self.full_weights is not FullWeights.RESIDENT:
+            self._sets.release([held.name for held in self._sets if held.name != self.active and held.is_idle])
+        return self._told() != before
+
+    @property
+    def _wanted(self) -> str:
+        quantized = self._served.quantized
+        is_quantized = quantized is not None and self._config().stable.is_active(Mode.QUANTIZED)
+        return quantized.name if quantized is not None and is_quantized else self._served.name
+
+    def _follow_level(self) -> None:
+        wanted = self._wanted
+        if wanted == self.active or self._failed_config is self._config():
+            if self._failed_config is not self._config():
+                self.weights_error = ""
+            self._asked_seconds = None
+            self._open()
+            return
+        if self._asked_seconds is None:
+            self._asked_seconds = self._clock()
+        if wanted in self._sets:
+            self._activate(wanted)
+        elif (held := self._sets.get(self.active)) is None or not self._must_make_room(wanted, held):
+            self._load_config = self._config()
+            self._start(wanted)
+        else:
+            self._close(held)
+            if held.is_idle:
+                self._fallback, self.active = held.name, ""
+                del held  # or its weights stay in memory
+                self._sets.release([self._fallback])
+                self._load_config = self._config()
+                self._start(wanted)
+
+    def _must_make_room(self, wanted: str, held: LoadedSet) -> bool:
+        """Once it is decided that running requests finish first, it stays so."""
+        if self.full_weights is FullWeights.RESIDENT:
+            return False
+        return self._is_closing or not self._loader.fits_beside(wanted, held)
+
+    def _start(self, name: str) -> None:
+        log.info("model %s: loading the weights %s", self._served.name, name)
+        self.is_broken = False
+        old = None if self.full_weights is FullWeights.RESIDENT else self._sets.get(self.active)
+        self._load = self._loader.start(name, old, self._wake)
+
+    def _take_loaded(self) -> None:
+        """Use what a thread has loaded, or deal with its failure."""
+        load = self._load
+        if load is None or not load.is_done:
+            return
+        if load.result is None:
+            self._take_failure(load)
+        else:
+            self._sets.add(load.result)
+            if load.name == self._wanted:
+                self._exchanged(load.name)
+            if load.name == self._wanted or not self.active:
+                self._activate(load.name)
+        if self._load is load:
+            self._load = None
+
+    def _take_failure(self, load: Load) -> None:
+        self._metrics.of(self._served.name).swap_failed()
+        self._failed_config = self._load_config
+        if self.active:
+            self.weights_error = load.error
+        elif load.name != self._fallback:
+            self.weights_error = load.error
+            self._start(self._fallback)
+        else:
+            self.weights_error = f"{self.weights_error}; nor can those that ran before be loaded: {load.error}"
+            self.is_broken = True
+            self._queue.refuse(self._not_ready())
+
+    def _exchanged(self, name: str) -> None:
+        self.weights_error, self._failed_config = "", None
+        if self._asked_seconds is None:
+            return  # the level went away and came back meanwhile
+        self.swap_seconds = self._clock() - self._asked_seconds
+        self._metrics.of(self._served.name).swapped(self.swap_seconds)
+        log.info(
+            "model %s: the weights %s are there after %.2f s, %d requests waited",
+            self._served.name, name, self.swap_seconds, len(self._queue),
+        )  # fmt: skip
+
+    def _activate(self, name: str) -> None:
+        """New requests get these weights from now on, and so do those that have not begun."""
+        self._asked_seconds = None
+        if held := self._sets.get(self.active):
+            self._queue.put_first(held.runner.withdraw())
+        self.active = name
+        self._open()
+
+    def _close(self, held: LoadedSet) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._queue.put_first(held.runner.withdraw())
+
+    def _open(self) -> None:
+        self._is_closing = False
+        if held := self._sets.get(self.active):
+            self._queue.pass_to(held.runner)
+
+    def _not_ready(self) -> RequestError:
+        return RequestError(503, "model_not_ready", f"model {self._served.name!r} isn't ready: {self.weights_error}")
+
+    def _seconds_left(self) -> float:
+        now = self._clock()
+        asked_seconds = now if self._asked_seconds is None else self._asked_seconds
+        return max(1.0, (self.swap_seconds or _USUAL_SWAP_SECONDS) - (now - asked_seconds))
+
+    def _told(self) -> tuple[object, ...]:
+        return self.active, self.is_swapping, self.is_broken, self.weights_error, self.swap_seconds
