@@ -56,12 +56,13 @@ def nucleus(weights: Weights, top_p: float) -> Ids:
     total = float(np.add.reduce(weights))
     target = top_p * total
     floor = (total - target) / _NUCLEUS_TOKENS
-    # All tokens that weigh no more than an equal share of the cut mass can be cut, so the search ends there at last.
-    least = (total - target) / len(weights)
+    # All tokens that weigh no more than an equal share of the cut mass could be cut, so the search ends there; half of
+    # it leaves room for rounding.
+    least = (total - target) / len(weights) / 2
     while True:
         pool = np.flatnonzero(weights > floor)
         kept = weights[pool]
-        if floor <= least or float(np.add.reduce(kept)) >= target:
+        if floor <= least or (len(pool) and float(np.add.reduce(kept)) >= target):
             break
         floor /= _FLOOR_STEP
     descending = np.sort(kept)[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from sixfold_runtime.engine.candidates import Logits, largest
 from sixfold_runtime.engine.protocol import TokenLogprob
 
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """What SentencePiece writes for a space."""
 
@@ -38,8 +40,8 @@ class TokenBytes:
             return spelled.encode()
         if self._byte_level and all(character in self._bytes for character in spelled):
             return bytes(self._bytes[character] for character in spelled)
-        if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
-            return bytes.fromhex(spelled[3:5])
+        if match := _BYTE.fullmatch(spelled):
+            return bytes.fromhex(match[1])
         return spelled.replace(_SPACE, " ").encode()
 
 
