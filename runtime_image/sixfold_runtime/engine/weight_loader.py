@@ -35,6 +35,7 @@ class Place:
     limits: Limits
     kv_share: float
     """Of the memory that the weights leave, for this model's KV caches."""
+    available_bytes: Callable[[torch.device], int] = available_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class WeightLoader:
         served, place = self._served, self._place
         if served.quantized is None or served.full_weights is not FullWeights.AUTO:
             return served.full_weights
-        available = available_memory_bytes(place.device)
+        available = place.available_bytes(place.device)
         try:
             draft_bytes = weight_bytes(Path(served.draft.path), place.device, available) if served.draft else 0
             full, quantized = (weight_bytes(Path(f.path), place.device, available) for f in self._folders.values())
@@ -141,7 +142,7 @@ class WeightLoader:
 
     def fits_beside(self, name: str, other: LoadedSet) -> bool:
         """Whether a set can be loaded while the other one answers and its KV caches grow."""
-        available = available_memory_bytes(self._place.device)
+        available = self._place.available_bytes(self._place.device)
         try:
             return weight_bytes(Path(self._folders[name].path), self._place.device, available) <= (
                 available - other.unspent_kv_bytes
@@ -177,7 +178,7 @@ class WeightLoader:
         return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes)
 
     def _kv_budget_bytes(self, freed_bytes: int = 0) -> int:
-        return int((available_memory_bytes(self._place.device) + freed_bytes) * self._place.kv_share)
+        return int((self._place.available_bytes(self._place.device) + freed_bytes) * self._place.kv_share)
 
     def _describe(self, name: str, error: Exception) -> str:
         """For people; the log gets all of it."""
