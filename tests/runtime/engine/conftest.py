@@ -189,6 +189,22 @@ def classifier(intent: ServedModel) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def reference() -> Callable[[LoadedModel], Any]:
+    """The transformers module of a model that the engine computes itself, in fp32: what its output should be."""
+    import transformers
+
+    modules: dict[str, Any] = {}
+
+    def load_module(model: LoadedModel) -> Any:
+        path = model.served.path
+        if path not in modules:
+            modules[path] = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        return modules[path]
+
+    return load_module
+
+
+@pytest.fixture(scope="session")
 def new_decoder() -> Callable[..., Path]:
     """save_decoder(folder, architecture, **config changes)."""
     return save_decoder

@@ -32,8 +32,12 @@ def model(request: pytest.FixtureRequest) -> LoadedModel:
 
 
 def test_greedy_output_equals_generate(
-    model: LoadedModel, new_runner: Callable[..., GenerationRunner], collector: Any
+    model: LoadedModel,
+    new_runner: Callable[..., GenerationRunner],
+    collector: Any,
+    reference: Callable[[LoadedModel], Any],
 ) -> None:
+    assert model.decoder is not None
     tokenizer = model.tokenizer.tokenizer
     prompts = {str(index): tokenizer.encode(text).ids for index, text in enumerate(PROMPTS)}
     runner = new_runner(model, prefill_tokens=128)
@@ -42,7 +46,9 @@ def test_greedy_output_equals_generate(
     while runner.running or runner.waiting:
         collector.take(runner.step())
     for name, ids in prompts.items():
-        generated = model.module.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, stop_strings=None)
+        generated = reference(model).generate(
+            torch.tensor([ids]), max_new_tokens=24, do_sample=False, stop_strings=None
+        )
         kept = [token for token in generated[0, len(ids) :].tolist() if token not in model.eos_ids]
         assert collector.text(name) == tokenizer.decode(kept), name
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,9 +43,14 @@ def finish(runner: GenerationRunner, sink: Any, steps: int = 1000) -> None:
     raise AssertionError("the runner still has work")
 
 
+@cache
+def reference(folder: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def expected_ids(model: LoadedModel, token_ids: list[int], max_tokens: int = 12) -> list[int]:
     """What transformers' own generate() writes."""
-    generated = model.module.generate(
+    generated = reference(model.served.path).generate(
         torch.tensor([token_ids]),
         attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
         max_new_tokens=max_tokens,
@@ -282,7 +289,8 @@ def test_too_little_memory_cuts_the_context(new_runner: NewRunner, decoder: Load
 
 
 def test_non_finite_logits_fail_only_their_request(new_runner: NewRunner, decoder: LoadedModel, collector: Any) -> None:
-    embedding = decoder.module.model.embed_tokens.weight
+    assert decoder.decoder is not None
+    embedding = decoder.decoder.embeddings
     clean = embedding[0].clone()
     prompts = {"a": tokens(30, 1), "b": tokens(9, 2)}
     texts = {name: expected_text(decoder, prompt) for name, prompt in prompts.items()}
@@ -304,7 +312,7 @@ def test_non_finite_logits_fail_only_their_request(new_runner: NewRunner, decode
 
 
 def test_a_forward_that_raises_fails_its_requests_and_nothing_later(
-    new_runner: NewRunner, decoder: LoadedModel, collector: Any
+    new_runner: NewRunner, decoder: LoadedModel, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = new_runner(prefill_tokens=32)
     submit(runner, collector, request("a", tokens(5)), request("b", tokens(20, 1)))
@@ -313,9 +321,9 @@ def test_a_forward_that_raises_fails_its_requests_and_nothing_later(
     def explode(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    hook = decoder.module.model.layers[1].register_forward_pre_hook(explode)
-    collector.take(runner.step())
-    hook.remove()
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.decoder, "logits", explode)
+        collector.take(runner.step())
     submit(runner, collector, request("c", tokens(9, 2)))
     finish(runner, collector)
     assert {collector.dones[name].failure.code for name in "ab"} == {"out_of_memory"}

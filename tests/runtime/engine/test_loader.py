@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.forward import make_forward
 from sixfold_runtime.engine.loader import LoadedModel, load
 from sixfold_runtime.engine.protocol import TokenizerBundle
 
@@ -41,7 +42,7 @@ def test_a_decoder_and_what_its_folder_says(decoder: LoadedModel) -> None:
     assert decoder.stop_strings == ("\n\n",)
     assert decoder.dtype == torch.float32
     assert decoder.weight_bytes > 100_000
-    assert not decoder.module.training
+    assert (decoder.decoder is None, decoder.module) == (False, None), "read straight from the files"
 
 
 def test_a_classifier_has_its_labels(classifier: LoadedModel) -> None:
@@ -87,17 +88,20 @@ def test_half_precision_weights_are_computed_exactly_and_rotary_frequencies_are_
 ) -> None:
     import transformers
 
-    folder = new_decoder(tmp_path)
-    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    module.save_pretrained(folder)
+    module = transformers.AutoModelForCausalLM.from_pretrained(decoder.served.path, dtype=torch.bfloat16)
+    module.save_pretrained(tmp_path / "half")
+    folder = new_decoder(tmp_path / "folder")
+    (tmp_path / "half" / "model.safetensors").replace(folder / "model.safetensors")
     model = load(served(folder), CPU)
-    assert model.dtype == torch.float32
-    assert model.module.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
-    assert model.module.model.embed_tokens.weight.equal(decoder.module.model.embed_tokens.weight.bfloat16().float())
-    assert model.module.model.rotary_emb.inv_freq.equal(decoder.module.model.rotary_emb.inv_freq)
-    # The other branch of the rule, as on a GPU.
-    half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert (model.dtype, model.weight_bytes) == (torch.float32, decoder.weight_bytes)
+    assert model.decoder is not None and decoder.decoder is not None
+    assert model.decoder.embeddings.equal(decoder.decoder.embeddings.bfloat16().float())
+    forward = make_forward(model)
+    logits = forward([list(range(2, 102))], forward.new_cache(1))[0]
+    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = exact(torch.arange(2, 102)[None]).logits[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_fetched(decoder_folder: Path, copy_of: CopyOf, monkeypatch: pytest.MonkeyPatch) -> None:
