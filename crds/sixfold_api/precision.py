@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, StatusModel
-from sixfold_api.scalars import Decimal, Fraction, OurName, Unquoted
+from sixfold_api.scalars import Decimal, Fraction, NoFloat, OurName, Unquoted
 
 CLAIM_FILE_PATTERN = r"^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$"
 DEFAULT_SAMPLES = 128
@@ -27,8 +27,8 @@ class Scheme(StrEnum):
     INT8 = "INT8"
 
 
-Bits = Annotated[int, Field(ge=2, le=8), Unquoted]
-GroupSize = Annotated[int, Field(ge=-1, le=1024), Unquoted]
+Bits = Annotated[int, Field(ge=2, le=8), Unquoted, NoFloat]
+GroupSize = Annotated[int, Field(ge=-1, le=1024), Unquoted, NoFloat]
 
 _BITS_RULE = Rule(
     "!has(self.bits) || self.bits in [2, 3, 4, 8]",

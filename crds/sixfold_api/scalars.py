@@ -24,6 +24,16 @@ Unquoted = BeforeValidator(_no_text)
 """Behind the bounds of a whole number: takes no text and no boolean for one, as kube-apiserver does."""
 
 
+def _no_float(value: Any) -> Any:
+    if isinstance(value, float):
+        raise ValueError("must be a whole number, without a decimal point")
+    return value
+
+
+NoFloat = BeforeValidator(_no_float)
+"""Behind the bounds of a whole number whose value a rule reads: CEL takes no 4.0 for 4."""
+
+
 def _without_nulls(value: Any) -> Any:
     return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 

@@ -72,7 +72,7 @@ class Source(ApiModel):
 
 
 class Preparation(ApiModel):
-    """The Job that fetches and verifies the weights."""
+    """The Job that fetches, quantises, compares and verifies the weights, whatever of it the variant asks for."""
 
     deadline: Duration = "1h"
     """The Job fails after this time."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+import yaml
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -15,10 +19,19 @@ from sixfold_api.kinds import POLICY, VARIANT
 NAMES = ["chat", "a" * 40], ["a" * 41, "", "Chat", "a.b", "a-", "é"]
 DURATIONS = ["1h", "720h", "1h30m"], ["0s", "721h", "1.5h", "1d", "999999h999999h9s", ""]
 URIS = ["pvc://models/chat", "hf://acme/chat@" + "0" * 40], ["pvc://models", "hf://acme/chat@main"]
+TEXTS = ["pvc://models/a.jsonl"], ["pvc://models", "hf://acme/chat@" + "0" * 40]
+FRACTIONS = ["0", "0.5", "1.0"], ["2", "-0.1", ".5", "1e-3", "0.1234567"]
+DECIMALS = ["1", "0.25", "-3"], ["1,5", "1.", "1e3", "0.1234567"]
+MODULES = ["o_proj", "layers.0.*"], ["o proj", "", "a/b"]
 LABELS = ["x", "a" * 63], ["a b", "-", "ä", "a" * 64, ".x"]
 KEYS = ["x", "example.com/x"], ["a b", "-", "", "Example.com/x", "/x"]
 RESOURCES = ["nvidia.com/gpu"], ["gpu", "nvidia.com/", "NVIDIA.com/gpu"]
 QUANTITIES = ["1", "500m", "1.5Gi", "1e3", 0, 3, 2.0, None], ["1ki", "-1", "", ".5", "1 Gi", -1, 2**63, True, 1.5]
+KNOWN = {
+    "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": FRACTIONS,
+    "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": DECIMALS,
+    "^[A-Za-z0-9_.*]+$": MODULES,
+}
 ODD = [None, True, "text", 1, 1.5, [], {}, [None], {"noSuchField": 1}]
 
 
@@ -48,12 +61,16 @@ def _scalars(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         return schema["enum"], ["NoSuchWord"]
     if schema.get("x-kubernetes-int-or-string"):
         return QUANTITIES
+    if schema["type"] == "boolean":
+        return [True, False], ["true", 0]
     if schema["type"] == "integer":
         low, high = schema["minimum"], schema["maximum"]
         return [low, low + 1, high], [low - 1, high + 1, str(low), low + 0.5]
     pattern = schema.get("pattern", "")
     if not pattern:
-        return URIS
+        return URIS if schema["description"].startswith("hf://") else TEXTS
+    if pattern in KNOWN:
+        return KNOWN[pattern]
     if "ms|s|m|h" in pattern:
         return DURATIONS
     if "{0,61}" not in pattern:
@@ -63,8 +80,41 @@ def _scalars(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     return KEYS if ")?/)?" in pattern else RESOURCES
 
 
+def varied(kind: Any, file: str) -> st.SearchStrategy[Any]:
+    """A full example in which up to three parts are left out or replaced: rules over several fields hold in most."""
+    schema = structural(kind.spec)
+    fulls = list(yaml.safe_load_all((Path(__file__).parent / file).read_text()))
+
+    @st.composite
+    def draw_one(draw: st.DrawFn) -> Any:
+        spec = copy.deepcopy(draw(st.sampled_from(fulls)))
+        for _ in range(draw(st.integers(0, 3))):
+            parent, name, child = draw(st.sampled_from(list(_parts(schema, spec))))
+            if draw(st.booleans()):
+                del parent[name]
+            else:
+                parent[name] = draw(values(child))
+            if not spec:
+                break
+        return spec
+
+    return draw_one()
+
+
+def _parts(schema: dict[str, Any], value: Any) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """(object, name, schema) of each field that is set below an object."""
+    for name, child in schema.get("properties", {}).items():
+        if isinstance(value, dict) and name in value:
+            yield value, name, child
+            yield from _parts(child, value[name])
+    if "items" in schema and isinstance(value, list):
+        for item in value:
+            yield from _parts(schema["items"], item)
+
+
 def agree(api: Any, kind: Any, spec: Any) -> None:
     answer = api.create(kind, spec)
+    event(f"accepted: {answer.accepted}")
     try:
         parsed = kind.spec.model_validate(spec)
     except ValidationError as error:
@@ -80,7 +130,7 @@ FEW = settings(
 
 
 @FEW
-@given(spec=values(structural(POLICY.spec)))
+@given(spec=values(structural(POLICY.spec)) | varied(POLICY, "full-policy.yaml"))
 @example(spec={"generation": {"variantRef": {"name": "chat"}}, "engine": None})
 @example(spec={"generation": {"variantRef": {"name": "chat"}}, "noSuchField": None})
 @example(spec={"generation": {"variantRef": {"name": "chat"}}, "rollback_level": 2})
@@ -89,7 +139,7 @@ def test_policies(api, spec: Any) -> None:
 
 
 @FEW
-@given(spec=values(structural(VARIANT.spec)))
+@given(spec=values(structural(VARIANT.spec)) | varied(VARIANT, "full-variant.yaml"))
 @example(spec={"source": {"uri": "pvc://models/chat"}, "task": "Generation", "preparation": {"pod": {}}})
 def test_variants(api, spec: Any) -> None:
     agree(api, VARIANT, spec)

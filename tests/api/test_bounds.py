@@ -19,10 +19,35 @@ from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
 
 Steps = tuple[str | int, ...]
 
-FULL = {
-    kind: json.loads(json.dumps(yaml.safe_load((Path(__file__).parent / name).read_text())))
+FULL: dict[Kind, list[Any]] = {
+    kind: json.loads(json.dumps(list(yaml.safe_load_all((Path(__file__).parent / name).read_text()))))
     for kind, name in ((POLICY, "full-policy.yaml"), (VARIANT, "full-variant.yaml"))
 }
+"""The first has every field that can stand beside the others, the next ones have the rest."""
+NEVER_SET = {("classification", "engine", "fullWeights")}
+"""Fields that a rule always refuses, see test_rules.py."""
+TIED = {
+    ("type", "CPU"),
+    ("operator", "Exists"),
+    ("effect", "NoSchedule"),
+    ("effect", "PreferNoSchedule"),
+    ("acceptance", "Lossless"),
+    ("guard", "SingleToken"),
+    ("scheme", "None"),
+    ("scheme", "INT8"),
+    ("task", "Classification"),
+}
+"""Words that rules tie to other fields of the full example."""
+NEEDED = {
+    ("generation",),
+    ("generation", "quantized"),
+    ("artifact",),
+    ("precision",),
+    ("calibration",),
+    ("evaluation",),
+    ("source", "variantRef"),
+}
+"""Blocks that a rule needs in the full example."""
 _LONG_KEY = f"{'a' * 253}/{'b' * 63}"
 
 LONGEST = {
@@ -33,7 +58,10 @@ LONGEST = {
     "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$": _LONG_KEY,
     "^([0-9]{1,6}(ms|s|m|h))+$": None,  # its bound is a rule, see test_rules.py
     "^[0-9]{1,18}(\\.[0-9]{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][0-9]{1,2})?$": "1" * 18 + "." + "1" * 9 + "e12",
-    None: "hf://acme/" + "a" * 461 + "@" + "0" * 40,  # the URI, whose form is a rule
+    "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": "0.123456",
+    "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": "-123456789.123456",
+    "^[A-Za-z0-9_.*]+$": "a" * 128,
+    None: "pvc://models/" + "a" * 499,  # a URI, whose form is a rule
 }
 
 
@@ -58,22 +86,45 @@ def without(spec: Any, path: Steps) -> Any:
 
 
 def nodes(schema: dict[str, Any], example: Any, path: Steps = ()) -> Iterator[tuple[Steps, dict[str, Any]]]:
-    """Every node of a schema with its path in the example, which must have them all."""
+    """Every node of a schema that an example has, with its path there."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
-        assert name in example, f"the full example lacks {(*path, name)}"
-        yield from nodes(child, example[name], (*path, name))
+        if name in example:
+            yield from nodes(child, example[name], (*path, name))
     if "items" in schema:
-        yield from nodes(schema["items"], example[0], (*path, 0))
+        for index, item in enumerate(example):
+            yield from nodes(schema["items"], item, (*path, index))
     if "additionalProperties" in schema:
         key = next(iter(example))
         yield from nodes(schema["additionalProperties"], example[key], (*path, key))
 
 
+def all_paths(schema: dict[str, Any], path: Steps = ()) -> Iterator[Steps]:
+    """Path of every field of a schema; items of a list are 0, entries of maps are left out."""
+    yield path
+    for name, child in schema.get("properties", {}).items():
+        yield from all_paths(child, (*path, name))
+    if "items" in schema:
+        yield from all_paths(schema["items"], (*path, 0))
+
+
+def examples(kind: Kind) -> Iterator[tuple[Any, Steps, dict[str, Any]]]:
+    """Every node of a kind once: a full example that has it, and its path there."""
+    schema, seen = structural(kind.spec), set()
+    for full in FULL[kind]:
+        for path, node in nodes(schema, full):
+            place = tuple(0 if isinstance(step, int) else step for step in path)
+            if place not in seen:
+                seen.add(place)
+                yield full, path, node
+    missing = set(all_paths(schema)) - seen - NEVER_SET
+    assert not missing, f"the full examples lack {missing}"
+
+
 def cases() -> Iterator[Any]:
     for kind in KINDS:
-        for path, node in nodes(structural(kind.spec), FULL[kind]):
-            for what, spec, expected in _cases_of(FULL[kind], path, node):
+        for full, path, node in examples(kind):
+            for what, spec, expected in _cases_of(full, path, node):
                 name = "/".join(map(str, path)) or "spec"
                 yield pytest.param(kind, spec, expected, id=f"{kind.short_name}-{name}-{what}")
 
@@ -87,7 +138,7 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
     value = at(full, path)
     if "enum" in node:
         for member in node["enum"]:
-            if member not in ("CPU", "Exists", "NoSchedule", "PreferNoSchedule"):  # tied to other fields by rules
+            if (path[-1], member) not in TIED:
                 yield f"is {member}", replaced(full, path, member), None
         yield "no such word", replaced(full, path, "NoSuchWord"), 'Unsupported value: "NoSuchWord"'
         yield "lower case", replaced(full, path, value.lower()), "Unsupported value"
@@ -104,32 +155,39 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "in quotes", replaced(full, path, str(value)), "must be of type integer"
         yield "a boolean", replaced(full, path, True), "must be of type integer"
         yield "a fraction", replaced(full, path, 1.5), "must be of type integer"
-        if path != ("engine", "replicas"):  # where `kubectl scale` writes, the apiserver itself takes no float
+        if path[-1] in ("bits", "groupSize"):  # CEL reads them, and takes no float for a whole number
+            yield "a whole float", replaced(full, path, float(value)), "expected int, got float64"
+        elif path != ("engine", "replicas"):  # where `kubectl scale` writes, the apiserver itself takes no float
             yield "a whole float", replaced(full, path, float(value)), None
     if node.get("x-kubernetes-int-or-string"):
         yield "a fraction", replaced(full, path, 1.5), "must be of type integer,string"
         yield "a boolean", replaced(full, path, True), "must be of type integer,string"
+    if node.get("type") == "boolean":
+        yield "in quotes", replaced(full, path, "true"), "must be of type boolean"
+        yield "a number", replaced(full, path, 1), "must be of type boolean"
     if node.get("type") == "string":
         yield "a number", replaced(full, path, 7), "must be of type string"
     if "pattern" in node:
-        yield "of another form", replaced(full, path, "no such thing!"), "should match"
+        yield "of another form", replaced(full, path, "no way!"), "should match"
         yield "with a line break", replaced(full, path, f"{value}\n"), "should match"
-    if "maxLength" in node and LONGEST[node.get("pattern")] is not None:
-        longest = LONGEST[node.get("pattern")]
+    longest = LONGEST[node.get("pattern")] if "maxLength" in node else None
+    if path == ("source", "uri"):
+        longest = "hf://acme/" + "a" * 461 + "@" + "0" * 40
+    if longest is not None:
         yield "longest", replaced(full, path, longest), None
         if len(longest) == node["maxLength"]:
             yield "too long", replaced(full, path, f"{longest}a"), f"may not be more than {node['maxLength']} bytes"
     if "minLength" in node:
         yield "empty", replaced(full, path, ""), "should be at least 1 chars long"
     if node.get("type") == "array":
-        yield "most items", replaced(full, path, value * node["maxItems"]), None
+        yield "most items", replaced(full, path, value[:1] * node["maxItems"]), None
         words = f"must have at most {node['maxItems']} items"
-        yield "too many items", replaced(full, path, value * (node["maxItems"] + 1)), words
+        yield "too many items", replaced(full, path, value[:1] * (node["maxItems"] + 1)), words
         yield "with a null", replaced(full, path, [None]), "must be of type object"
         yield "an object", replaced(full, path, {}), "must be of type array"
     if node.get("type") == "object":
-        if path not in (("generation",), ("artifact",)) and not isinstance(path[-1], int):  # a rule needs these
-            required = path[-1] in ("variantRef", "source")
+        if path not in NEEDED and not isinstance(path[-1], int):
+            required = path[-1] in ("variantRef", "draftVariantRef", "source")
             yield "null", replaced(full, path, None), "Required value" if required else None
         yield "text", replaced(full, path, "text"), "must be of type object"
         if "maxProperties" in node:
@@ -160,8 +218,10 @@ def test_the_line_is_drawn(api, kind: Kind, spec: Any, expected: str | None) -> 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_what_comes_back_is_what_went_in(api, kind: Kind) -> None:
-    stored = api.create(kind, FULL[kind]).spec
-    assert stored == FULL[kind]
+    for full in FULL[kind][1:]:
+        assert api.create(kind, full).spec == full
+    stored = api.create(kind, FULL[kind][0]).spec
+    assert stored == FULL[kind][0]
     assert kind.spec.model_validate(stored).to_dict() == _with_text_quantities(stored)
 
 
@@ -182,7 +242,11 @@ DEFAULTS = {
         {
             "engine": {},
             "gateway": {"rateLimit": {"requestsPerSecond": 5}},
-            "generation": {"variantRef": {"name": "chat"}},
+            "generation": {
+                "variantRef": {"name": "chat"},
+                "speculative": {"draftVariantRef": {"name": "tiny"}},
+                "samplerPipeline": {},
+            },
             "classification": {"variantRef": {"name": "intent"}, "engine": {}},
             "streaming": {},
         },
@@ -190,16 +254,32 @@ DEFAULTS = {
             "rollbackLevel": 3,
             "engine/strategy": "Auto",
             "gateway/rateLimit/burst": 10,
+            "generation/speculative/draftDevice": "Auto",
+            "generation/speculative/numTokens": 5,
+            "generation/speculative/length": "CostModel",
+            "generation/speculative/acceptance": "Lossless",
+            "generation/samplerPipeline/workers": 1,
+            "generation/samplerPipeline/overlap": "Auto",
             "classification/engine/strategy": "Auto",
             "streaming/compression": "Auto",
             "streaming/level": 3,
         },
     ),
     VARIANT: (
-        {"source": {"uri": "pvc://models/chat"}, "task": "Generation", "preparation": {}},
-        {"preparation/deadline": "1h"},
+        {"source": {"uri": "pvc://models/chat"}, "task": "Generation", "precision": {}, "preparation": {}},
+        {"precision/scheme": "None", "preparation/deadline": "1h"},
     ),
 }
+
+
+DEFAULTS_ELSEWHERE = {
+    POLICY: {
+        "generation/speculative/threshold/minProbability": "0.1",
+        "generation/speculative/threshold/guard": "Coherence",
+    },
+    VARIANT: {"precision/modules/0/full": False},
+}
+"""Of blocks that can't stand in DEFAULTS."""
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
@@ -207,12 +287,8 @@ def test_defaults(api, kind: Kind) -> None:
     """Exactly these are stored; what is absent stays absent, so that a later version may change its meaning."""
     spec, expected = DEFAULTS[kind]
     stored = api.create(kind, spec).spec
-    added = {
-        "/".join(map(str, path)): node["default"]
-        for path, node in nodes(structural(kind.spec), FULL[kind])
-        if "default" in node
-    }
-    assert added == expected
+    added = {"/".join(map(str, path)): node["default"] for _, path, node in examples(kind) if "default" in node}
+    assert added == expected | DEFAULTS_ELSEWHERE[kind]
     for path, value in expected.items():
         assert at(stored, tuple(path.split("/"))) == value
     assert kind.spec.model_validate(stored) == kind.spec.model_validate(spec)
@@ -229,7 +305,7 @@ def test_blocks_that_are_left_out_stay_absent(api) -> None:
 def test_patterns_mean_the_same_in_go_and_in_rust() -> None:
     """Both are RE2-like; a construct that only one of them knows would be a difference in waiting."""
     for kind in KINDS:
-        for path, node in nodes(structural(kind.spec), FULL[kind]):
+        for _, path, node in examples(kind):
             if "pattern" in node:
                 assert node["pattern"] in LONGEST, f"add the longest value for the pattern at {path}"
                 assert not re.search(r"\\[wdsbWDSB]|\(\?|\\p", node["pattern"])

@@ -16,7 +16,22 @@ from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = {
     POLICY: {"generation": {"variantRef": {"name": "chat"}}, "rollbackLevel": 2},
-    VARIANT: {"source": {"uri": "pvc://models/chat"}, "task": "Generation"},
+    VARIANT: {
+        "source": {"uri": "pvc://models/chat"},
+        "task": "Generation",
+        "precision": {"scheme": "INT8"},
+        "evaluation": {"uri": "pvc://models/heldout.jsonl"},
+        "artifact": {"claimName": "models"},
+    },
+}
+QUALITY = {
+    "metric": "perplexity",
+    "source": "12.25",
+    "prepared": "12.31",
+    "loss": "0.49",
+    "budget": "1",
+    "samples": 128,
+    "tries": 1,
 }
 READY = {"type": "Ready", "status": "False", "reason": "Unschedulable", "message": "no node has nvidia.com/gpu"}
 
@@ -81,11 +96,16 @@ def test_columns(api, kubectl, example: str) -> None:
         "path": "chat",
     }
     facts |= {"tokenizerFingerprint": f"sha256:{'1' * 64}"}
-    answer = api.patch(VARIANT, example, {"status": {"size": "7.1 MiB", "artifact": facts}}, "status")
+    answer = api.patch(
+        VARIANT, example, {"status": {"size": "7.1 MiB", "artifact": facts, "quality": QUALITY}}, "status"
+    )
     assert answer.accepted, answer.causes
     header, row = kubectl("get", "mvar").splitlines()
     assert header.split() == ["NAME", "TASK", "SIZE", "PARAMETERS", "READY", "REASON", "AGE"]
     assert row.split()[:5] == ["example", "Generation", "7.1", "MiB", "1900000"]
+    header, row = kubectl("get", "mvar", "-o", "wide").splitlines()
+    assert header.split()[4:] == ["PRECISION", "LOSS", "READY", "REASON", "MESSAGE", "AGE"]
+    assert row.split()[5:7] == ["INT8", "0.49"]
 
 
 @pytest.mark.parametrize("name", ["ipol", "inferencepolicy", "inferencepolicies"])
@@ -155,7 +175,12 @@ def test_a_status_survives_the_models(api, example: str) -> None:
         "level": {"target": 3, "reason": "Spec", "since": "2026-01-01T00:00:00Z"},
         "modes": [{"name": "CompressedStreaming", "state": "Active", "reason": ""}],
         "config": {"sequence": 1764489600000, "pods": 5, "applied": 5},
-        "engine": {"replicas": 1, "readyReplicas": 1, "selector": "sixfold.dev/policy=example"},
+        "engine": {
+            "replicas": 1,
+            "readyReplicas": 1,
+            "selector": "sixfold.dev/policy=example",
+            "fullWeights": "Resident",
+        },
         "conditions": [READY | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
     }
     answer = api.patch(POLICY, example, {"status": POLICY.status.model_validate(status).to_dict()}, "status")
@@ -163,6 +188,39 @@ def test_a_status_survives_the_models(api, example: str) -> None:
     assert api.get(POLICY, example)["status"] == status
     assert set(status) == set(
         crd(POLICY)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    )
+
+
+def test_a_variants_status_survives_the_models(api, example: str) -> None:
+    facts = {
+        "digest": f"sha256:{'0' * 64}",
+        "sizeBytes": 1,
+        "parameters": 1,
+        "architecture": "X",
+        "dtype": "int32",
+        "contextTokens": 1,
+        "vocabularyTokens": 1,
+        "tokenizerFingerprint": f"sha256:{'1' * 64}",
+        "scheme": "GPTQ",
+        "labels": [],
+        "claimName": "models",
+        "path": "example",
+    }
+    ratios = {"target": "chat", "latencyRatio": "0.12", "parameterRatio": "0.08", "kl": "0.2"}
+    status = {
+        "observedGeneration": 1,
+        "artifact": facts,
+        "size": "1 B",
+        "quality": QUALITY | {"kl": "0.003"},
+        "draft": ratios | {"warnings": ["KL 0.2 is not below 0.15"]},
+        "jobName": "example-prepare-0",
+        "conditions": [READY | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    }
+    answer = api.patch(VARIANT, example, {"status": VARIANT.status.model_validate(status).to_dict()}, "status")
+    assert answer.accepted, answer.causes
+    assert api.get(VARIANT, example)["status"] == status
+    assert set(status) == set(
+        crd(VARIANT)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     )
 
 

@@ -28,9 +28,27 @@ URI = (
 )
 DEADLINE = "deadline must be between 1s and 720h"
 NEEDS_CLAIM = "an hf:// source needs artifact.claimName: the claim that the weights are written to"
-IN_PLACE = "a pvc:// source is used in place: remove artifact"
+IN_PLACE = "these weights are used in place: remove artifact"
 CREDENTIALS = "credentialsSecretRef is for hf:// sources: remove it"
-IMMUTABLE = "source, task and artifact are immutable: create another ModelVariant and point the policy to it"
+IMMUTABLE = "what shapes the weights is immutable: create another ModelVariant and point the policy to it"
+SELF_QUANTIZED = "quantized.variantRef must be another variant than variantRef"
+SELF_DRAFT = "speculative.draftVariantRef must be another, much smaller variant than variantRef"
+COSINE = "minCosine is for guard: Coherence; remove it"
+THRESHOLD = "threshold is for acceptance: Threshold; remove it or set acceptance"
+FULL_WEIGHTS = "engine.fullWeights is for policies with generation.quantized; remove it"
+CLASSIFIER_WEIGHTS = "fullWeights is for the engine that generates: remove it from classification.engine"
+SOURCE = "source needs either uri or variantRef"
+NEW_WEIGHTS = "precision and lora need artifact.claimName: the claim that the new weights are written to"
+CALIBRATION = "calibration is needed for precision.scheme: GPTQ, and only there"
+EVALUATION = "evaluation is needed with precision or draftFor, and only there"
+BUDGET = "accuracyBudgetPoints is for a quantised classifier, perplexityBudgetPercent for a quantised generator"
+GENERATES = "lora and draftFor are for task: Generation; remove them"
+BITS = "bits must be 2, 3, 4 or 8"
+GROUP_SIZE = "groupSize must be 32, 64, 128, 256, 512, 1024, or -1 for the whole row"
+GPTQ_ONLY = "bits, groupSize, descAct, sym, dampPercent and modules are for scheme: GPTQ; remove them"
+MODULE = "say either full: true, or bits or groupSize"
+TEXT_URI = "uri must be pvc://claim/path of a JSONL file"
+ADAPTER_URI = "uri must be pvc://claim/path of the adapter's folder"
 
 
 def policy(**blocks: Any) -> dict[str, Any]:
@@ -48,6 +66,36 @@ def from_hub(**fields: Any) -> dict[str, Any]:
 
 def from_claim(uri: str = "pvc://models/chat", **fields: Any) -> dict[str, Any]:
     return {"source": {"uri": uri}, "task": "Generation", **fields}
+
+
+TEXT = {"uri": "pvc://models/heldout.jsonl"}
+LORA = {"uri": "pvc://models/adapters/tone"}
+
+
+def generating(**blocks: Any) -> dict[str, Any]:
+    return {"generation": GENERATION | blocks}
+
+
+def speculative(**fields: Any) -> dict[str, Any]:
+    return generating(speculative={"draftVariantRef": {"name": "tiny"}, **fields})
+
+
+def gptq(precision: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A variant that quantises another one; a field of None is left out."""
+    spec = {
+        "source": {"variantRef": {"name": "chat"}},
+        "task": "Generation",
+        "precision": {"scheme": "GPTQ", **(precision or {})},
+        "calibration": TEXT,
+        "evaluation": TEXT,
+        "artifact": {"claimName": "models"},
+        **fields,
+    }
+    return {name: value for name, value in spec.items() if value is not None}
+
+
+def int8(task: str = "Classification", **fields: Any) -> dict[str, Any]:
+    return gptq(precision={"scheme": "INT8"}, task=task, calibration=None, **fields)
 
 
 CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
@@ -97,6 +145,70 @@ CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
         "0s", "999ms", "721h", "720h1ms", "999999h999999h", "0h0m0s",
     )),
     (VARIANT, from_claim(preparation={"pod": {"tolerations": [{"effect": "NoExecute"}]}}), KEYLESS),
+    (POLICY, generating(quantized={"variantRef": {"name": "chat-int4"}}), None),
+    (POLICY, generating(quantized={"variantRef": {"name": "chat"}}), SELF_QUANTIZED),
+    (POLICY, generating(quantized={"variantRef": {"name": "chat-int4"}}) | {"engine": {"fullWeights": "Swap"}}, None),
+    (POLICY, policy(engine={"fullWeights": "Auto"}), FULL_WEIGHTS),
+    (POLICY, {"classification": CLASSIFICATION, "engine": {"fullWeights": "Auto"}}, FULL_WEIGHTS),
+    (POLICY, policy(classification=CLASSIFICATION | {"engine": {"fullWeights": "Auto"}}), CLASSIFIER_WEIGHTS),
+    (POLICY, speculative(), None),
+    (POLICY, speculative(draftVariantRef={"name": "chat"}), SELF_DRAFT),
+    (POLICY, speculative(acceptance="Threshold"), None),
+    (POLICY, speculative(acceptance="Threshold", threshold={"minProbability": "0.3"}), None),
+    (POLICY, speculative(acceptance="Threshold", threshold={"minCosine": "0.5"}), None),
+    (POLICY, speculative(acceptance="Threshold", threshold={"guard": "SingleToken"}), None),
+    (POLICY, speculative(acceptance="Threshold", threshold={"guard": "SingleToken", "minCosine": "0.5"}), COSINE),
+    (POLICY, speculative(threshold={}), THRESHOLD),
+    (POLICY, speculative(acceptance="Lossless", threshold={}), THRESHOLD),
+    (POLICY, generating(samplerPipeline={}), None),
+    (VARIANT, gptq(), None),
+    (VARIANT, gptq(source={"uri": f"hf://acme/chat@{COMMIT}"}, credentialsSecretRef={"name": "hub"}), None),
+    (VARIANT, gptq(perplexityBudgetPercent="0.5", lora=LORA, draftFor={"name": "large"}), None),
+    (VARIANT, int8(), None),
+    (VARIANT, int8(accuracyBudgetPoints="0.25"), None),
+    (VARIANT, int8("Generation", perplexityBudgetPercent="2"), None),
+    (VARIANT, from_claim(draftFor={"name": "chat"}, evaluation=TEXT), None),
+    (VARIANT, from_claim(lora=LORA, artifact={"claimName": "models"}), None),
+    (VARIANT, {"source": {"variantRef": {"name": "chat"}}, "task": "Generation"}, None),
+    (VARIANT, {"source": {}, "task": "Generation"}, SOURCE),
+    (VARIANT, gptq(source={"uri": "pvc://models/chat", "variantRef": {"name": "chat"}}), SOURCE),
+    (VARIANT, gptq(artifact=None), NEW_WEIGHTS),
+    (VARIANT, from_claim(lora=LORA), NEW_WEIGHTS),
+    (VARIANT, {"source": {"variantRef": {"name": "a"}}, "task": "Generation", "artifact": {"claimName": "m"}},
+     IN_PLACE),
+    (VARIANT, from_claim(precision={"scheme": "None"}, artifact={"claimName": "models"}), IN_PLACE),
+    (VARIANT, gptq(credentialsSecretRef={"name": "hub"}), CREDENTIALS),
+    (VARIANT, gptq(calibration=None), CALIBRATION),
+    (VARIANT, gptq(precision={"scheme": "INT8"}), CALIBRATION),
+    (VARIANT, from_claim(calibration=TEXT), CALIBRATION),
+    (VARIANT, gptq(evaluation=None), EVALUATION),
+    (VARIANT, from_claim(evaluation=TEXT), EVALUATION),
+    (VARIANT, from_claim(draftFor={"name": "chat"}), EVALUATION),
+    (VARIANT, gptq(accuracyBudgetPoints="0.5"), BUDGET),
+    (VARIANT, int8(perplexityBudgetPercent="1"), BUDGET),
+    (VARIANT, from_claim(perplexityBudgetPercent="1"), BUDGET),
+    (VARIANT, int8(lora=LORA), GENERATES),
+    (VARIANT, int8(draftFor={"name": "chat"}), GENERATES),
+    *((VARIANT, gptq({"bits": bits}), None) for bits in (2, 3, 4, 8)),
+    *((VARIANT, gptq({"bits": bits}), BITS) for bits in (5, 6, 7)),
+    *((VARIANT, gptq({"groupSize": size}), None) for size in (-1, 32, 1024)),
+    *((VARIANT, gptq({"groupSize": size}), GROUP_SIZE) for size in (0, 16, 100)),
+    (VARIANT, gptq({"modules": [{"match": "o_proj", "bits": 8}, {"match": "layers.*", "groupSize": 32}]}), None),
+    (VARIANT, gptq({"modules": [{"match": "o_proj", "full": True}]}), None),
+    (VARIANT, gptq({"modules": [{"match": "o_proj"}]}), MODULE),
+    (VARIANT, gptq({"modules": [{"match": "o_proj", "full": False}]}), MODULE),
+    (VARIANT, gptq({"modules": [{"match": "o_proj", "full": True, "bits": 8}]}), MODULE),
+    (VARIANT, gptq({"modules": [{"match": "o_proj", "bits": 5}]}), BITS),
+    (VARIANT, gptq({"modules": [{"match": "o_proj", "groupSize": 7}]}), GROUP_SIZE),
+    *((VARIANT, int8() | {"precision": {"scheme": "INT8", **more}}, GPTQ_ONLY) for more in (
+        {"bits": 8}, {"groupSize": 32}, {"descAct": True}, {"sym": False}, {"dampPercent": "0.1"},
+        {"modules": [{"match": "o_proj", "full": True}]},
+    )),
+    (VARIANT, from_claim(precision={"bits": 4}), GPTQ_ONLY),
+    (VARIANT, int8() | {"precision": {"scheme": "INT8", "modules": []}}, None),
+    *((VARIANT, gptq(evaluation={"uri": uri}), TEXT_URI) for uri in ("pvc://models", "pvc://models/../x", "a.jsonl")),
+    (VARIANT, gptq(calibration={"uri": f"hf://acme/text@{COMMIT}"}), TEXT_URI),
+    (VARIANT, gptq(lora={"uri": "adapters/tone"}), ADAPTER_URI),
 ]  # fmt: skip
 
 
@@ -135,6 +247,10 @@ def test_names(api, name: str, valid: bool) -> None:
 
 
 CHANGES = [
+    ({"precision": {"scheme": "None"}}, IMMUTABLE),
+    ({"perplexityBudgetPercent": "2", "precision": {"scheme": "INT8"}, "evaluation": TEXT}, IMMUTABLE),
+    ({"lora": LORA}, IMMUTABLE),
+    ({"draftFor": {"name": "chat"}, "evaluation": TEXT}, IMMUTABLE),
     ({"source": {"uri": f"hf://acme/chat@{COMMIT[::-1]}"}}, IMMUTABLE),
     ({"task": "Classification"}, IMMUTABLE),
     ({"artifact": {"claimName": "elsewhere"}}, IMMUTABLE),
