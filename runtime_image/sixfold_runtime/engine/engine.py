@@ -16,7 +16,7 @@ from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.model import EngineModel
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
 from sixfold_runtime.engine.scheduler import Limits
-from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, failed
+from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, engine_fault, failed
 
 log = logging.getLogger(__name__)
 
@@ -228,8 +228,7 @@ class Engine:
 
     def _adapt(self) -> None:
         """Let weights follow the configuration."""
-        changed = [model for model in self.models.values() if model.adapt()]
-        if changed:
+        if [model for model in self.models.values() if model.adapt()]:
             self._on_models()
 
     def _admit(self, sink: Sink, request: Request) -> None:
@@ -242,6 +241,9 @@ class Engine:
             self._live[key] = runner
         except RequestError as error:
             self._refuse(sink, request, error)
+        except Exception:  # a fault of ours: it ends this request, not the loop
+            log.exception("model %s: a request can't be taken", request.model)
+            self._refuse(sink, request, engine_fault())
 
     def _cancel(self, command: _Cancel) -> None:
         if command.ids is None:
@@ -264,8 +266,7 @@ class Engine:
         keys = [key for key, owner in self._live.items() if owner is runner]
         for key in keys:
             runner.cancel(key)
-        error = RequestError(500, "engine_error", "the engine failed on this request; its log says why")
-        level = self._config().stable.level
+        error, level = engine_fault(), self._config().stable.level
         return [(sink, failed(request_id, level, error)) for sink, request_id in keys]
 
     def _deliver(self, outputs: Iterable[Output]) -> None:

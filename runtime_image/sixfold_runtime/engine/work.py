@@ -104,5 +104,9 @@ def overloaded(waiting: int) -> RequestError:
     return RequestError(503, "engine_overloaded", f"{waiting} requests are waiting already: try again later")
 
 
+def engine_fault() -> RequestError:
+    return RequestError(500, "engine_error", "the engine failed on this request; its log says why")
+
+
 def non_finite() -> RequestError:
     return RequestError(500, "non_finite_logits", "the model computed NaN or infinite values for this request")
