@@ -168,10 +168,6 @@ class GenerationRunner:
         """Take back the requests that have not begun, oldest first."""
         return [(key, self._sequences.pop(key).request) for key in self._scheduler.withdraw()]
 
-    def withdraw(self) -> list[tuple[Key, Generate]]:
-        """Forget the requests that have not begun, and hand them back in order."""
-        return [(key, self._sequences.pop(key).request) for key in self._scheduler.withdraw()]
-
     def step(self) -> list[Output]:
         """The next tokens of every running sequence, and a piece of prefill."""
         plan = self._scheduler.step()

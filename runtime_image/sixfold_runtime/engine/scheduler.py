@@ -113,12 +113,6 @@ class Scheduler(Generic[Key]):
         self._waiting.clear()
         return keys
 
-    def withdraw(self) -> tuple[Key, ...]:
-        """Forget all requests that have not begun; returns them in order."""
-        keys = tuple(entry.key for entry in self._waiting)
-        self._waiting.clear()
-        return keys
-
     def _form_group(self) -> tuple[Key, ...]:
         self._group_done_tokens = 0
         while self._waiting and self._fits(self._waiting[0]):
