@@ -36,7 +36,9 @@ from sixfold_runtime.engine.work import (
     Output,
     check_prompt,
     check_sampling,
+    engine_error,
     non_finite,
+    out_of_memory,
     overloaded,
 )
 
@@ -222,10 +224,7 @@ class GenerationRunner:
             compute()
         except Exception as error:
             log.exception("model %s: a forward of %d requests failed", self._model.served.name, len(affected))
-            if isinstance(error, torch.OutOfMemoryError):
-                failure = RequestError(503, "out_of_memory", "the engine ran out of memory for this request")
-            else:
-                failure = RequestError(500, "engine_error", "the engine failed on this request; its log says why")
+            failure = out_of_memory() if isinstance(error, torch.OutOfMemoryError) else engine_error()
             outputs += [self._fail(sequence, failure) for sequence in affected if sequence.key in self._sequences]
 
     def _launch(self, lane: Lane, sampler: LogitsSampler) -> None:
@@ -287,8 +286,7 @@ class GenerationRunner:
             self._metrics.non_finite()
             outputs.append(self._fail(sequence, non_finite()))
         elif picked.faulty:
-            error = RequestError(500, "engine_error", "the sampler failed on this request; the engine's log says why")
-            outputs.append(self._fail(sequence, error))
+            outputs.append(self._fail(sequence, engine_error()))
         else:
             self._metrics.generated(sequence.level, picked.accepted, len(picked.tokens) - picked.accepted)
             outputs.append((sink, sequence.add(picked)))

@@ -108,5 +108,13 @@ def engine_fault() -> RequestError:
     return RequestError(500, "engine_error", "the engine failed on this request; its log says why")
 
 
+def engine_error() -> RequestError:
+    return RequestError(500, "engine_error", "the engine failed on this request; its log says why")
+
+
+def out_of_memory() -> RequestError:
+    return RequestError(503, "out_of_memory", "the engine ran out of memory for this request")
+
+
 def non_finite() -> RequestError:
     return RequestError(500, "non_finite_logits", "the model computed NaN or infinite values for this request")
