@@ -22,15 +22,14 @@ REMEASURE_STEPS = 256
 RIVAL_STEPS = 8
 CLOSE_RATE = 0.85
 PROBE_TOKENS = 2
-PROBE_STEPS = 16
-PROBE_STEPS_MOST = 1024
+PROBE_STEPS_LEAST, PROBE_STEPS, PROBE_STEPS_MOST = 4, 16, 1024
 PROBE_BUDGET = 0.02
 """Share of the undrafted time that looking whether the draft has become useful may cost."""
 CATCH_UP_STEPS = 64
 """A draft that reads up on a sequence is taken to be of use for no more steps than these."""
 CATCH_UP_TOKENS = 4
 """A lag that needs no reading up: the tokens of the last step."""
-TOKEN_OF_LAG = 1 / 8
+TOKEN_OF_LAG = 1 / 32
 """What a token read costs the draft against one proposed, until measured: it reads many at once."""
 WEIGHT = 0.2
 """Of the newest sample in a moving average."""
@@ -51,8 +50,10 @@ class _Probing:
         self.idle_steps = 0
         self._pause_steps = min(2 * self._pause_steps, PROBE_STEPS_MOST)
 
-    def useful(self) -> None:
-        self._pause_steps = PROBE_STEPS
+    def useful(self, accepted_tokens: int) -> None:
+        """What was accepted has paid for more probes."""
+        self._pause_steps = PROBE_STEPS_LEAST
+        self.idle_steps += int(accepted_tokens / PROBE_BUDGET)
 
 
 class CostModel:
@@ -88,7 +89,7 @@ class CostModel:
         if drafted == 0:
             return
         if accepted:
-            self._probing_of(context_tokens).useful()
+            self._probing_of(context_tokens).useful(accepted)
         bucket, sequence = self._bucket(context_tokens), self._sequences.get(key)
         if sequence is not None:  # else a late word about a sequence that has ended
             sequence.observe(drafted, accepted, bucket)

@@ -18,8 +18,9 @@ class StepCosts:
 
     Machines get slower and faster, and contexts longer, while only one length at a time is being measured. So what is
     kept of each length is its cost relative to a common level, which follows every step: then a slow minute changes no
-    comparison. A relative cost is the median of the last nine. Between measured lengths it is linear, and a little less
-    than that until measured, so that lengths that may be the best are tried.
+    comparison. A relative cost is the median of nine. While one length is kept for long, deviations are the level's:
+    only a change of length tells how two compare. Between measured lengths costs are linear, and a little less than
+    that until measured, so that lengths that may be the best are tried.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -38,7 +39,8 @@ class StepCosts:
         if not self._windows:
             self._level_seconds = seconds
         window = self._windows.setdefault(drafted, deque(maxlen=WINDOW_STEPS))
-        window.append(seconds / self._level_seconds)
+        if len(window) < WINDOW_STEPS or self.age_steps(drafted) > 0:
+            window.append(seconds / self._level_seconds)
         median = sorted(window)[(len(window) - 1) // 2]
         if median != self._medians.get(drafted):
             self._medians[drafted] = median
