@@ -108,6 +108,8 @@ class _Offsets:
         self._characters = 0
 
     def of_next(self, token: bytes) -> int:
+        if token and token[0] & 0xC0 != 0x80:  # it begins a character, so one that was never completed ends here
+            self._characters += len(self._decoder.decode(b"", final=True))
         offset = self._characters
         self._characters += len(self._decoder.decode(token))
         return offset

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,12 +100,21 @@ class ConfigDirectory:
     path: Path
     sequence: int = 0
 
-    def set(self, level: int = 3, rate_limit: dict[str, float] | None = None, compression: str = "Auto") -> int:
+    def set(
+        self,
+        level: int = 3,
+        rate_limit: dict[str, float] | None = None,
+        compression: str = "Auto",
+        modes: Sequence[str] = (),
+        **more: Any,
+    ) -> int:
+        """`modes` are on beside streaming; `more` are fields of the configuration in use."""
         self.sequence += 1
         stable: dict[str, Any] = {
             "level": level,
-            "activeModes": ["CompressedStreaming"] if level == 3 else [],
+            "activeModes": [*modes, *(["CompressedStreaming"] if level == 3 else [])],
             "streaming": {"compression": compression if level == 3 else "Off", "level": 3},
+            **more,
         }
         if rate_limit:
             stable["rateLimit"] = rate_limit
