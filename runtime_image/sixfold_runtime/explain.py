@@ -167,7 +167,9 @@ def _styled(word: str) -> str:
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[Any]) -> Table:
-    table = Table(*columns, title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)  # a path in pieces can't be copied
     for row in rows:
         table.add_row(*row)
     return table

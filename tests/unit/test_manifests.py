@@ -165,23 +165,25 @@ def test_quantised_weights_and_a_draft_from_files(tmp_path: Path) -> None:
 def test_a_draft_with_another_tokenizer_is_left_out(tmp_path: Path) -> None:
     setup = load_cheap(tmp_path, {"chat": START, "made/small": START, "tiny": "<|other|>"})
     assert setup.settings.models[0].draft is None
-    assert setup.warnings == ("the tokenizer of the draft tiny isn't that of chat",)
+    assert setup.warnings == ("Speculative is off: the tokenizer of the draft tiny isn't that of chat",)
     assert setup.config.current.stable.speculative is None
     (tmp_path / "policy.yaml").write_text(HEAD + CHEAP.replace("{gen", "{rollbackLevel: 2, gen"))
     setup.config.poll()
     assert setup.config.current.stable.active_modes == ("Quantized",)
 
 
-@pytest.mark.parametrize(
-    ("tokenizers", "said"),
-    [
-        ({"chat": START, "tiny": START}, "made/small is not a folder; `sixfold prepare` writes it"),
-        ({"chat": START, "made/small": "<|other|>", "tiny": START}, "different tokenizers"),
-    ],
-)
-def test_quantised_weights_that_cant_be_served(tmp_path: Path, tokenizers: dict[str, str], said: str) -> None:
-    with pytest.raises(ManifestError, match=said):
-        load_cheap(tmp_path, tokenizers)
+def test_quantised_weights_that_nobody_prepared_are_left_out(tmp_path: Path) -> None:
+    setup = load_cheap(tmp_path, {"chat": START, "tiny": START})
+    assert setup.settings.models[0].quantized is None
+    assert setup.settings.models[0].draft is not None
+    (warning,) = setup.warnings
+    assert warning.startswith("Quantized is off: small isn't prepared here: ")
+    assert setup.config.current.stable.active_modes == ("Speculative", "CompressedStreaming")
+
+
+def test_quantised_weights_of_another_model_cant_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="different tokenizers"):
+        load_cheap(tmp_path, {"chat": START, "made/small": "<|other|>", "tiny": START})
 
 
 def test_variants_that_are_each_others_source(tmp_path: Path) -> None:
