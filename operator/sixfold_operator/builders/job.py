@@ -76,6 +76,7 @@ def preparation_job(variant: Manifest, spec: ModelVariantSpec, inputs: Inputs, s
     main = container(settings, PREPARE, pod, mounts)
     main["command"] = ["sixfold"]
     main["args"] = ["prepare", *_arguments(variant["metadata"]["name"], spec, inputs)]
+    main["workingDir"] = "/tmp"  # GPTQModel writes its logs to where it is started
     main["env"] = [{"name": "HOME", "value": "/tmp"}]
     if spec.source.is_hub and settings.hub_endpoint:
         main["env"].append({"name": "HF_ENDPOINT", "value": settings.hub_endpoint})
