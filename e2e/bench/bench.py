@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 BENCHES = {
     "decode": "16 concurrent requests of mixed lengths: the engine over transformers' generate() in static batches",
     "levels": "a level change to every pod: poked kubelets over kubelets left to their own period (needs a cluster)",
+    "sampler": "the NumPy sampler over transformers' logits processors, batch 8, top-p 0.9 with both penalties",
 }
 
 

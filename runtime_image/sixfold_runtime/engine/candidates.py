@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,9 +16,10 @@ Ids = npt.NDArray[np.int64]
 SEED_MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_NUCLEUS_TOKENS = 1024
-"""A nucleus is expected not to hold tokens less likely than the cut mass spread over so many."""
-_FLOOR_STEP = 16
+_NUCLEUS_TOKENS = (1024, 16 * 1024)
+"""What is less likely than the cut mass spread over so many tokens is tried to leave out before all is sorted."""
+_SORTED_WHOLE = 2048
+"""A vocabulary so small is sorted at once."""
 _BLOCK = 256
 
 
@@ -27,10 +30,10 @@ def largest(values: Logits, count: int) -> Ids:
     that can be among the largest: one pass leaves little to sort.
     """
     if count >= len(values):
-        return np.arange(len(values))
+        return all_ids(len(values))
     blocks = len(values) // _BLOCK
     if count > blocks:
-        return _cut(values, np.arange(len(values)), np.sort(values)[-count], count)
+        return _cut(values, all_ids(len(values)), np.sort(values)[-count], count)
     maxima = values[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
     ids = np.flatnonzero(values >= np.partition(maxima, blocks - count)[blocks - count])
     kept = values[ids]
@@ -55,19 +58,24 @@ def nucleus(weights: Weights, top_p: float) -> Ids:
     """
     total = float(np.add.reduce(weights))
     target = top_p * total
-    floor = (total - target) / _NUCLEUS_TOKENS
-    # All tokens that weigh no more than an equal share of the cut mass could be cut, so the search ends there; half of
-    # it leaves room for rounding.
-    least = (total - target) / len(weights) / 2
-    while True:
-        pool = np.flatnonzero(weights > floor)
-        kept = weights[pool]
-        if floor <= least or (len(pool) and float(np.add.reduce(kept)) >= target):
-            break
-        floor /= _FLOOR_STEP
+    pool, kept = all_ids(len(weights)), weights
+    if len(weights) > _SORTED_WHOLE:
+        for expected in _NUCLEUS_TOKENS:
+            likely = np.flatnonzero(weights > (total - target) / expected)
+            if len(likely) and float(np.add.reduce(weights[likely])) >= target:
+                pool, kept = likely, weights[likely]
+                break
     descending = np.sort(kept)[::-1]
     count = 1 + reach(descending, target, "left")
     return _cut(kept, pool, descending[count - 1], count)
+
+
+@lru_cache(maxsize=8)
+def all_ids(tokens: int) -> Ids:
+    """Every id of a vocabulary; read-only."""
+    ids = np.arange(tokens)
+    ids.flags.writeable = False
+    return ids
 
 
 def noise(seed: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:

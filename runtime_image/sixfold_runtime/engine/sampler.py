@@ -13,12 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from math import isfinite
 
 import numpy as np
 
-from sixfold_runtime.engine.candidates import SEED_MASK, Ids, Logits, Weights, largest, noise, nucleus
+from sixfold_runtime.engine.candidates import SEED_MASK, Ids, Logits, Weights, all_ids, largest, noise, nucleus
 from sixfold_runtime.engine.protocol import Sampling
 from sixfold_runtime.modes.acceptance import Distribution
 
@@ -190,14 +189,7 @@ class Sampler:
         if self._sampling.top_p < 1:
             kept = nucleus(weights, self._sampling.top_p)
             ids, weights = kept if ids is None else ids[kept], weights[kept]
-        return _all_ids(len(weights)) if ids is None else ids, weights
-
-
-@lru_cache(maxsize=8)
-def _all_ids(size: int) -> Ids:
-    ids = np.arange(size)
-    ids.flags.writeable = False
-    return ids
+        return all_ids(len(weights)) if ids is None else ids, weights
 
 
 def _scratch(size: int) -> Logits:

@@ -25,6 +25,7 @@ Embeddings = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 
 _COHERENT_TOKENS = 3
 _BLOCK = 256
+_BLOCKS_WORTH_IT = 8
 _NO_MASS = 1e-12
 """A residual below it is rounding: p and q are the same."""
 
@@ -39,7 +40,7 @@ def reach(weights: npt.NDArray[np.floating], mass: float, side: Literal["left", 
         weights: [n], above or equal 0, not all 0.
     """
     blocks, start, end = len(weights) // _BLOCK, 0, len(weights)
-    if blocks > 1:
+    if blocks >= _BLOCKS_WORTH_IT:
         sums = weights[: blocks * _BLOCK].reshape(blocks, _BLOCK).sum(axis=1).astype(np.float64).cumsum()
         block = int(sums.searchsorted(mass, side))
         start, mass = block * _BLOCK, mass - float(sums[block - 1] if block else 0.0)
