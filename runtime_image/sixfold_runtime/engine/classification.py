@@ -15,7 +15,16 @@ from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 from sixfold_runtime.engine.metrics import CLASSIFY, ModelMetrics
 from sixfold_runtime.engine.protocol import Classify, Done, FinishReason, LabelScore
 from sixfold_runtime.engine.scheduler import Limits
-from sixfold_runtime.engine.work import CurrentConfig, Key, Output, check_prompt, failed, non_finite, overloaded
+from sixfold_runtime.engine.work import (
+    CurrentConfig,
+    Key,
+    Output,
+    check_prompt,
+    engine_error,
+    failed,
+    non_finite,
+    overloaded,
+)
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +123,7 @@ class ClassificationRunner:
             finite = torch.isfinite(logits).all(dim=-1).tolist()
         except Exception:
             log.exception("model %s: a forward of %d texts failed", self._model.served.name, len(batch))
-            failure = RequestError(500, "engine_error", "the engine failed on this request; its log says why")
+            failure = engine_error()
             return [self._fail(waiting, level, failure) for waiting in batch]
         self._metrics.forward(CLASSIFY, sum(lengths[:count]), count * max(lengths[:count]))
         return [
