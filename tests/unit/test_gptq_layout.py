@@ -1,4 +1,4 @@
-"""The packed integers of GPTQ checkpoints, against a packer that writes them bit by bit."""
+"""GPTQ checkpoints packed by hand, bit by bit: what is unpacked, and what linears make of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from sixfold_runtime.engine import gptq_layout
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.linear import build_linear
 
 MULTIPLE = {2: 16, 3: 32, 4: 8, 8: 4}
 """Integers that fill whole words."""
@@ -27,7 +28,14 @@ def pack(integers: np.ndarray, bits: int) -> torch.Tensor:
     return torch.from_numpy(words.copy(order="C").reshape(words.shape))
 
 
-def save(folder: Path, bits: int, integers: np.ndarray, zeros: np.ndarray, group_of: np.ndarray) -> TensorStore:
+def save(
+    folder: Path,
+    bits: int,
+    integers: np.ndarray,
+    zeros: np.ndarray,
+    group_of: np.ndarray,
+    bias: torch.Tensor | None = None,
+) -> TensorStore:
     """A checkpoint of one linear `m`; `zeros` are packed as they are."""
     scales = torch.rand(zeros.shape, generator=torch.Generator().manual_seed(1)).half()
     tensors = {
@@ -36,6 +44,8 @@ def save(folder: Path, bits: int, integers: np.ndarray, zeros: np.ndarray, group
         "m.scales": scales,
         "m.g_idx": torch.from_numpy(group_of.astype(np.int32)),
     }
+    if bias is not None:
+        tensors["m.bias"] = bias
     save_file(tensors, folder / "model.safetensors")
     return TensorStore(folder)
 
@@ -86,6 +96,44 @@ def test_zero_point_of_zero_borrows_from_its_neighbour(tmp_path: Path, bits: int
     tensors["m.qzeros"] -= ones
     save_file(tensors, tmp_path / "model.safetensors")
     assert np.array_equal(gptq_layout.read(TensorStore(tmp_path), "m", {}).zeros.numpy(), zeros)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("desc_act", [True, False])
+@pytest.mark.parametrize(
+    ("bits", "inputs", "group", "outputs", "kernel"),
+    [
+        (4, 128, 32, 32, "int4"),
+        (4, 1024, 1024, 64, "int4"),
+        (4, 96, -1, 40, "int4"),
+        (3, 256, 128, 32, "int4"),
+        (2, 256, 64, 128, "int4"),
+        (8, 512, 512, 64, "int8-as-int4"),
+        (8, 64, 32, 4, "int8-as-int4"),
+        (4, 80, 16, 32, "dequantised"),
+    ],
+)
+def test_linear_multiplies_by_the_weights(
+    tmp_path: Path, bits: int, inputs: int, group: int, outputs: int, kernel: str, desc_act: bool, symmetric: bool
+) -> None:
+    """One row, a few, and as many as take the path that unpacks; with outputs that fill no block of the kernel."""
+    random = np.random.default_rng(inputs + outputs)
+    group = inputs if group == -1 else group
+    integers = random.integers(0, 2**bits, (inputs, outputs))
+    middle = 2 ** (bits - 1)
+    zeros = np.full((inputs // group, outputs), middle) if symmetric else random.integers(1, 2**bits, (1, outputs))
+    zeros = np.broadcast_to(zeros, (inputs // group, outputs))
+    group_of = np.arange(inputs) // group
+    group_of = random.permutation(group_of) if desc_act else group_of
+    bias = torch.randn(outputs, generator=torch.Generator().manual_seed(2)).half()
+    store = save(tmp_path, bits, integers, zeros - 1, group_of, bias)
+    weight = gptq_layout.read(store, "m", {}).dequantised()
+    linear = build_linear(store, ["m"], {}, torch.bfloat16, torch.device("cpu"))
+    assert (linear.kernel, linear.in_features, linear.out_features) == (kernel, inputs, outputs)
+    for rows in (1, 5, 64):
+        x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).bfloat16()
+        expected = x.float() @ weight.t() + bias.float()
+        assert (linear(x).float() - expected).norm() / expected.norm() < 0.006
 
 
 def test_groups_of_unequal_size_have_no_order(tmp_path: Path) -> None:

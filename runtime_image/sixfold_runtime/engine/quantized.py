@@ -8,6 +8,7 @@ so in `kernel`.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,13 @@ _KERNEL_GROUPS = (256, 128, 64, 32)
 _MIDDLE = 8
 """The kernels compute (q - 8) * scale + zero."""
 _TINYGEMM_CAPABILITY = (8, 0)
+_UNPACK_FROM_ROWS = 48
+"""The CPU kernel takes as long again for each further row; from here on (measured), unpacking for the call and one bf16
+product are faster."""
+_BLOCK = 64
+"""Outputs that the CPU kernel's layout keeps together: for each input 32 bytes, with those from the 33rd on above."""
+_UNPACKED_BLOCKS = 4
+"""Unpacked at a time, so that they stay cached."""
 
 
 def gptq_linear(
@@ -116,6 +124,8 @@ class Int4Linear(Linear):
         repeats = weight.group_size // group
         self._scales_and_zeros = scales_and_zeros.repeat_interleave(repeats, dim=0).to(device, torch.bfloat16)
         self._packed = _packed(integers, device)
+        self._has_zeros = bool(zeros.any())
+        self._unpackable = device.type == "cpu" and len(integers) % _BLOCK == 0 and _layout_is_known()
         self._bias = None if weight.bias is None else weight.bias.to(device, torch.bfloat16)
         tensors = (self._packed, self._scales_and_zeros, self._order, self._bias)
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
@@ -128,11 +138,42 @@ class Int4Linear(Linear):
             x = torch.cat((x, x), dim=1)
         if x.device.type == "cuda":
             y = torch._weight_int4pack_mm(x, self._packed, self._group, self._scales_and_zeros)
+        elif self._unpackable and len(x) >= _UNPACK_FROM_ROWS:
+            y = self._unpacked_product(x)
         else:
             y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group, self._scales_and_zeros)
         if y.shape[1] != self.out_features:
             y = y[:, : self.out_features]
         return (y if self._bias is None else y + self._bias).to(dtype)
+
+    def _unpacked_product(self, x: torch.Tensor) -> torch.Tensor:
+        rows, inputs = x.shape
+        scales, zeros = (part.contiguous().unsqueeze(1) for part in self._scales_and_zeros.unbind(2))
+        y = x.new_empty(rows, scales.shape[2])
+        for index, blocks in enumerate(self._packed.view(-1, inputs, _BLOCK // 2).split(_UNPACKED_BLOCKS)):
+            first = index * _UNPACKED_BLOCKS * _BLOCK
+            outputs = slice(first, first + len(blocks) * _BLOCK)
+            weight = _unpack_blocks(blocks).view(torch.int8).sub_(_MIDDLE).to(torch.bfloat16)
+            groups = weight.view(len(scales), self._group, -1)
+            groups.mul_(scales[:, :, outputs])
+            if self._has_zeros:
+                groups.add_(zeros[:, :, outputs])
+            y[:, outputs] = x @ weight
+        return y
+
+
+def _unpack_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    """uint8 [blocks, in, 32] as the CPU kernel keeps them -> integers uint8 [in, 64 * blocks]."""
+    halves = zip(blocks & 15, blocks >> 4, strict=True)
+    return torch.cat([half for pair in halves for half in pair], dim=1)
+
+
+@functools.cache
+def _layout_is_known() -> bool:
+    """Whether torch packs on this processor as `_unpack_blocks` unpacks: the layout is torch's own affair."""
+    integers = torch.randint(0, 16, (2 * _BLOCK, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    packed = _packed(integers, torch.device("cpu"))
+    return torch.equal(_unpack_blocks(packed.view(2, 32, _BLOCK // 2)), integers.t())
 
 
 def _planes(weight: GptqWeight, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
