@@ -176,6 +176,14 @@ def condition(document: Document | None, type_: str) -> Document:
     return next((c for c in conditions if c["type"] == type_), {"status": "Absent", "reason": "", "message": ""})
 
 
+def pod_metrics(cluster: Cluster, namespace: str, component: str) -> str:
+    """What the only pod of an engine component of the policy `assistant` exports."""
+    (pod,) = cluster.list(namespace, "pods", f"sixfold.dev/policy=assistant,sixfold.dev/component={component}")
+    return cluster.kubectl(
+        "get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8001/proxy/metrics"
+    )
+
+
 def wait_until(what: str, check: Callable[[], Any], timeout_seconds: float = 180, interval_seconds: float = 0.5) -> Any:
     """Poll until `check` answers something true and return it; on a timeout the last answer is in the error."""
     deadline = time.monotonic() + timeout_seconds

@@ -26,7 +26,7 @@ from stack import (
     model_folders,
     wait_until,
 )
-from traffic import Traffic, stream_chat
+from traffic import PROMPTS, Traffic, stream_chat
 
 NAMESPACE = "sixfold-demo"
 POLICY = "assistant"
@@ -91,6 +91,7 @@ async def show(cluster: Cluster, url: str, started: float) -> None:
         await show_chat(http)
         await show_classification(http)
         await show_refusals(http)
+        await show_costs(cluster, http)
     moves, traffic = await move_levels(cluster, url)
     summary(moves, traffic, time.monotonic() - started, cluster.environment["KUBECONFIG"])
 
@@ -143,6 +144,38 @@ async def show_refusals(http: httpx.AsyncClient) -> None:
     ):
         answer = await http.post("/v1/chat/completions", json={"model": POLICY, **body}, headers=headers)
         console.print(f"  {what:>14}  HTTP {answer.status_code}  {answer.json()['error']['message']}")
+
+
+async def show_costs(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    heading("What a level costs: the same greedy answer at each")
+    typed(f"kubectl get mvar -o wide -n {NAMESPACE}")
+    console.print(cluster.kubectl("get", "mvar", "-o", "wide", "-n", NAMESPACE), end="")
+    meter = LevelMeter(cluster, NAMESPACE, POLICY)
+    for level in range(4):
+        typed(PATCH % level)
+        await asyncio.to_thread(meter.move, level)
+        usages, seconds = [], []
+        for question in PROMPTS:
+            body = {"model": POLICY, "messages": [{"role": "user", "content": question}], "max_tokens": 96}
+            started = time.monotonic()
+            answer = await http.post("/v1/chat/completions", json={**body, "temperature": 0})
+            seconds.append(time.monotonic() - started)
+            usages.append(answer.raise_for_status().json()["usage"])
+        tokens = sum(usage["completion_tokens"] for usage in usages)
+        details = [usage.get("completion_tokens_details") or {} for usage in usages]
+        accepted = sum(detail.get("accepted_prediction_tokens", 0) for detail in details)
+        rejected = sum(detail.get("rejected_prediction_tokens", 0) for detail in details)
+        drafts = f"{accepted} of {accepted + rejected} drafted tokens accepted" if accepted + rejected else "no drafts"
+        weights = engine_weights(cluster)
+        console.print(f"  level {level}: {tokens / sum(seconds):5.0f} tokens/s, weights {weights}, {drafts}")
+
+
+def engine_weights(cluster: Cluster) -> str:
+    """Name of the variant whose weights new requests get, as the engine's pod says."""
+    selector = f"sixfold.dev/policy={POLICY},sixfold.dev/component=engine"
+    (pod,) = cluster.list(NAMESPACE, "pods", selector)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:8001/proxy/state"
+    return str(json.loads(cluster.kubectl("get", "--raw", path))["models"][0]["weights"])
 
 
 async def move_levels(cluster: Cluster, url: str) -> tuple[list[Move], Traffic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
-from stack import JOURNEY_KEY, Cluster
+from stack import JOURNEY_KEY, Cluster, pod_metrics
 
 
 @pytest.fixture
@@ -71,10 +71,3 @@ def test_mistakes_are_refused_and_the_next_request_works(
 def test_a_wrong_key_is_refused(gateway: str) -> None:
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{gateway}/v1", api_key="wrong", max_retries=0).models.list()
-
-
-def pod_metrics(cluster: Cluster, namespace: str, component: str) -> str:
-    (pod,) = cluster.list(namespace, "pods", f"sixfold.dev/policy=assistant,sixfold.dev/component={component}")
-    return cluster.kubectl(
-        "get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8001/proxy/metrics"
-    )
