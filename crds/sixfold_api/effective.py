@@ -23,6 +23,8 @@ from sixfold_api.runtime_config import (
 from sixfold_api.scalars import Compression, quantity_value
 
 DEFAULT_MIN_COSINE = 0.6
+NOTHING_STREAMS = "nothing streams: the policy has no spec.generation"
+NOT_IN_THIS_VERSION = "this version of Sixfold doesn't have it"
 _NOTHING: Mapping[Mode, str] = MappingProxyType({})
 
 
@@ -75,7 +77,7 @@ def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
         if spec.streaming.compression is Compression.OFF:
             return ModeState.OFF, "spec.streaming.compression is Off"
         if generation is None:
-            return ModeState.UNSUPPORTED, "nothing streams: the policy has no spec.generation"
+            return ModeState.UNSUPPORTED, NOTHING_STREAMS
         return ModeState.ACTIVE, ""
     if mode is Mode.QUANTIZED:
         return _if_present(generation and generation.quantized, "spec.generation.quantized")
@@ -83,7 +85,7 @@ def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
         return _if_present(generation and generation.speculative, "spec.generation.speculative")
     if mode is Mode.SAMPLER_PIPELINE:
         return _if_present(generation and generation.sampler_pipeline, "spec.generation.samplerPipeline")
-    return ModeState.UNSUPPORTED, "this version of Sixfold doesn't have it"
+    return ModeState.UNSUPPORTED, NOT_IN_THIS_VERSION
 
 
 def _if_present(block: ApiModel | None, path: str) -> tuple[ModeState, str]:

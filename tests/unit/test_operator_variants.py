@@ -328,6 +328,16 @@ def test_failed_weights_and_shortened_drafts_are_conditions_while_they_last() ->
     assert not {"WeightsFailed", "DraftShortened"} & {entry.type for entry in healthy.conditions}
 
 
+def test_people_hear_once_of_a_mode_that_cannot_run() -> None:
+    unable = engine().model_copy(update={"unsupported": {Mode.SAMPLER_PIPELINE: "the buffer is too small"}})
+    status = build_status(findings(spec(samplerPipeline={}), unable), NOW)
+    (note,) = (note for note in notes(InferencePolicyStatus(), status) if note.reason == "ModeUnsupported")
+    assert note.message == "SamplerPipeline doesn't run: pod e1: the buffer is too small"
+    assert "ModeUnsupported" not in {note.reason for note in notes(status, status)}
+    plain = build_status(findings(spec()), NOW)
+    assert "ModeUnsupported" not in {note.reason for note in notes(InferencePolicyStatus(), plain)}
+
+
 @pytest.mark.parametrize(
     ("policy", "state", "again"),
     [

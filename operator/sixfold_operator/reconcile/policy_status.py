@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
+from sixfold_api.effective import NOT_IN_THIS_VERSION, NOTHING_STREAMS
 from sixfold_api.modes import ModeState
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import EngineStatus, InferencePolicyStatus, LevelStatus, ModeStatus
@@ -52,7 +53,7 @@ def build_status(findings: Findings, now: datetime) -> InferencePolicyStatus:
 
 
 def notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[Note]:
-    """What people should hear of: level decisions, and the conditions of NOTED when they change."""
+    """What people should hear of: level decisions, modes that can't run, the conditions of NOTED when they change."""
     result = []
     if after.level is not None and (before.level is None or before.level.target != after.level.target):
         was = "" if before.level is None else f" (it was {before.level.target})"
@@ -60,7 +61,20 @@ def notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[N
     rejected = [entry for entry in after.conditions if entry.reason == "ConfigRejected"]
     result += transition_notes(before.conditions, after.conditions, NOTED)
     result += transition_notes(before.conditions, rejected, ("ConfigApplied",))
+    result += _mode_notes(before, after)
     return list(dict.fromkeys(result))
+
+
+def _mode_notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[Note]:
+    """Modes that the spec asks for and that can no longer run."""
+    were = {mode.name for mode in before.modes if mode.state is ModeState.UNSUPPORTED}
+    return [
+        Note("ModeUnsupported", f"{mode.name} doesn't run: {mode.reason}")
+        for mode in after.modes
+        if mode.state is ModeState.UNSUPPORTED
+        and mode.name not in were
+        and mode.reason not in (NOTHING_STREAMS, NOT_IN_THIS_VERSION)
+    ]
 
 
 def _conditions(findings: Findings) -> list[Condition]:
