@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CLUSTER_TOOL = REPOSITORY / "e2e" / "cluster" / "cluster.py"
+TEXTS = REPOSITORY / "examples" / "models" / "text"
 SYSTEM_NAMESPACE = "sixfold-system"
 JOURNEY_KEY = "journey-key-1"
 """The API key of the journeys' only tenant."""
@@ -130,11 +131,11 @@ def bring_up() -> Cluster:
 
 @cache
 def model_folders() -> dict[str, Path]:
-    """Folders of the example models by name, built where they aren't there yet."""
+    """Folders of the example models by name, built where they aren't there yet, and of the texts to prepare them on."""
     builder = [sys.executable, str(REPOSITORY / "e2e" / "models" / "build.py")]
     printed = subprocess.run(builder, check=True, stdout=subprocess.PIPE, text=True).stdout
     folders: dict[str, str] = json.loads(printed.splitlines()[-1])
-    return {name: Path(folder) for name, folder in folders.items()}
+    return {name: Path(folder) for name, folder in folders.items()} | {"text": TEXTS}
 
 
 def install_operator(cluster: Cluster) -> str:
