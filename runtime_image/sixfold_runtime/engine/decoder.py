@@ -50,6 +50,8 @@ class _Workspace:
     """[tokens, heads * head_dim]"""
     gate_up: torch.Tensor
     """[tokens, 2 * intermediate]"""
+    gate: torch.Tensor
+    up: torch.Tensor
 
 
 class Decoder:
@@ -131,8 +133,7 @@ class Decoder:
             attention(index)
             layer.output.add_to(x, work.attended)
             layer.gate_up.write(layer.mlp_norm(x), work.gate_up)
-            gate, up = work.gate_up.chunk(2, dim=1)
-            layer.down.add_to(x, functional.silu(gate).mul_(up))
+            layer.down.add_to(x, functional.silu(work.gate, inplace=True).mul_(work.up))
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -144,11 +145,15 @@ class Decoder:
             return self._workspaces[tokens]
         shape = self.shape
         qkv = self._buffer(tokens, shape.kv_heads * (shape.group + 2) * shape.head_dim)
+        gate_up = self._buffer(tokens, 2 * shape.intermediate)
+        gate, up = gate_up.chunk(2, dim=1)
         workspace = _Workspace(
             qkv=qkv,
             heads=qkv.view(tokens, shape.kv_heads, shape.group + 2, shape.head_dim),
             attended=self._buffer(tokens, shape.heads * shape.head_dim),
-            gate_up=self._buffer(tokens, 2 * shape.intermediate),
+            gate_up=gate_up,
+            gate=gate,
+            up=up,
         )
         if tokens <= _MAX_KEPT_TOKENS:
             self._workspaces[tokens] = workspace
