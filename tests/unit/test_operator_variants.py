@@ -270,6 +270,8 @@ def test_a_draft_that_doesnt_fit_is_left_out(draft: dict[str, Any]) -> None:
     reason = result.unsupported[Mode.SPECULATIVE]
     assert "tiny" in reason
     assert "chat" in reason
+    unready = served(tiny=draft, small=None)
+    assert (unready.loads, unready.unsupported) == (None, result.unsupported)
     states = {mode.name: mode.state for mode in effective(CHEAP, unsupported=result.unsupported).modes}
     assert states[Mode.SPECULATIVE] is ModeState.UNSUPPORTED
     assert states[Mode.QUANTIZED] is ModeState.ACTIVE

@@ -57,7 +57,7 @@ def resolve(spec: InferencePolicySpec, variant: Find) -> Served:
     unsupported: dict[Mode, str] = {}
     if spec.generation is not None:
         try:
-            unsupported = _generation(spec, spec.generation, variant, loads.setdefault(ENGINE, Load()))
+            _generation(spec, spec.generation, variant, loads.setdefault(ENGINE, Load()), unsupported)
         except _UnservableError as error:
             problems.append(error.verdict)
     if spec.classification is not None:
@@ -77,20 +77,14 @@ def resolve(spec: InferencePolicySpec, variant: Find) -> Served:
     return Served(loads, Verdict(True, "Ready", f"Verified: {names}"), unsupported)
 
 
-def _generation(spec: InferencePolicySpec, generation: GenerationSpec, variant: Find, load: Load) -> dict[Mode, str]:
-    """Put the generating model into the load; returns the modes that it has to do without."""
+def _generation(
+    spec: InferencePolicySpec, generation: GenerationSpec, variant: Find, load: Load, unsupported: dict[Mode, str]
+) -> None:
+    """Put the generating model into the load, and the modes that it has to do without into `unsupported`."""
     name = generation.variant_ref.name
     full = _artifact(variant, name, Task.GENERATION)
     model, artifacts = _served(name, Task.GENERATION, full), [full]
-    unsupported = {}
-    if generation.quantized is not None:
-        other = generation.quantized.variant_ref.name
-        artifact = _artifact(variant, other, Task.GENERATION)
-        _require_quantized(variant(other) or {}, artifact, name, full)
-        weights = WeightSet(name=other, path=_path(artifact), digest=artifact.digest)
-        full_weights = spec.engine.full_weights or FullWeights.AUTO
-        model = model.model_copy(update={"quantized": weights, "full_weights": full_weights})
-        artifacts.append(artifact)
+    # The draft first: that it doesn't fit holds whatever becomes of the quantised weights.
     if generation.speculative is not None:
         other = generation.speculative.draft_variant_ref.name
         mismatch = _draft_mismatch(variant(other), other, name, full)
@@ -102,8 +96,15 @@ def _generation(spec: InferencePolicySpec, generation: GenerationSpec, variant: 
             artifacts.append(artifact)
         else:
             unsupported[Mode.SPECULATIVE] = mismatch
+    if generation.quantized is not None:
+        other = generation.quantized.variant_ref.name
+        artifact = _artifact(variant, other, Task.GENERATION)
+        _require_quantized(variant(other) or {}, artifact, name, full)
+        weights = WeightSet(name=other, path=_path(artifact), digest=artifact.digest)
+        full_weights = spec.engine.full_weights or FullWeights.AUTO
+        model = model.model_copy(update={"quantized": weights, "full_weights": full_weights})
+        artifacts.append(artifact)
     _add(load, model, *artifacts)
-    return unsupported
 
 
 def _require_quantized(quantized: Manifest, artifact: ArtifactStatus, full_name: str, full: ArtifactStatus) -> None:
