@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,17 @@ from pydantic import ValidationError
 from sixfold_api.conditions import Condition, ConditionStatus, merge
 from sixfold_api.names import claim_path, component_name, config_map_name
 from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
+from sixfold_api.precision import Precision, QualityReport
 from sixfold_api.scalars import duration_seconds
-from sixfold_api.variant import ArtifactFacts, PreparationSummary
+from sixfold_api.variant import ArtifactFacts, ModelVariantSpec, PreparationSummary
 
 GENERATION = {"variantRef": {"name": "chat"}}
+QUANTISED = {
+    "source": {"uri": "pvc://m/c"},
+    "precision": {"scheme": "INT8"},
+    "evaluation": {"uri": "pvc://m/text.jsonl"},
+    "artifact": {"claimName": "m"},
+}
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -99,6 +107,35 @@ def test_merging_says_exactly_what_is_observed_and_rests(before: list[Condition]
     assert [entry.type for entry in merged] == sorted(entry.type for entry in now)
     assert {(entry.type, entry.status) for entry in merged} == {(entry.type, entry.status) for entry in now}
     assert merge(merged, reversed(now), NOON + timedelta(hours=2)) == merged
+
+
+@pytest.mark.parametrize(
+    ("fields", "writes", "budget"),
+    [
+        ({"source": {"uri": "pvc://m/c"}}, False, "1"),
+        ({"source": {"uri": f"hf://a/b@{'0' * 40}"}, "artifact": {"claimName": "m"}}, True, "1"),
+        (QUANTISED, True, "1"),
+        (QUANTISED | {"perplexityBudgetPercent": "0.25"}, True, "0.25"),
+        (QUANTISED | {"task": "Classification"}, True, "0.5"),
+        (QUANTISED | {"task": "Classification", "accuracyBudgetPoints": "2"}, True, "2"),
+    ],
+)
+def test_what_a_variant_writes_and_may_lose(fields: dict[str, Any], writes: bool, budget: str) -> None:
+    spec = ModelVariantSpec.model_validate({"task": "Generation", **fields})
+    assert (spec.writes, spec.budget) == (writes, budget)
+
+
+def test_a_loss_up_to_the_budget_is_within_it() -> None:
+    report = {"metric": "accuracy", "source": "0.91", "prepared": "0.9", "budget": "1", "samples": 9}
+    assert QualityReport.model_validate(report | {"loss": "1"}).within_budget
+    assert QualityReport.model_validate(report | {"loss": "-0.2"}).within_budget
+    assert not QualityReport.model_validate(report | {"loss": "1.000001"}).within_budget
+
+
+def test_a_whole_number_that_a_rule_reads_is_no_float() -> None:
+    for bits in (4.0, "4", True):
+        with pytest.raises(ValidationError, match="bits"):
+            Precision.model_validate({"scheme": "GPTQ", "bits": bits})
 
 
 def test_a_digest_is_a_sha256() -> None:
