@@ -122,14 +122,17 @@ class AdaptedLinear(Linear):
         self._inner = inner
         self.in_features, self.out_features = inner.in_features, inner.out_features
         self.kernel = f"{inner.kernel}+lora"
-        a = [update.a for update in updates if update is not None]
-        # One product for all modules: B is block-diagonal, empty for a module without an update.
-        b = [
-            torch.zeros(count, 0) if update is None else update.scale * update.b
-            for update, count in zip(updates, outputs, strict=True)
-        ]
-        self._a = torch.cat(a).t().contiguous().to(device, dtype)
-        self._b = torch.block_diag(*b).t().contiguous().to(device, dtype)
+        a = torch.cat([update.a for update in updates if update is not None])
+        # One product for all modules: B is block-diagonal.
+        b = torch.zeros(len(a), sum(outputs))
+        rank, output = 0, 0
+        for update, count in zip(updates, outputs, strict=True):
+            if update is not None:
+                b[rank : rank + len(update.a), output : output + count] = update.scale * update.b.t()
+                rank += len(update.a)
+            output += count
+        self._a = a.t().contiguous().to(device, dtype)
+        self._b = b.to(device, dtype)
         self.weight_bytes = inner.weight_bytes + self._a.nbytes + self._b.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -150,9 +150,10 @@ class Int4Linear(Linear):
         rows, inputs = x.shape
         scales, zeros = (part.contiguous().unsqueeze(1) for part in self._scales_and_zeros.unbind(2))
         y = x.new_empty(rows, scales.shape[2])
-        for index, blocks in enumerate(self._packed.view(-1, inputs, _BLOCK // 2).split(_UNPACKED_BLOCKS)):
-            first = index * _UNPACKED_BLOCKS * _BLOCK
-            outputs = slice(first, first + len(blocks) * _BLOCK)
+        packed = self._packed.view(-1, inputs, _BLOCK // 2)
+        for first in range(0, len(packed), _UNPACKED_BLOCKS):
+            blocks = packed[first : first + _UNPACKED_BLOCKS]
+            outputs = slice(first * _BLOCK, (first + len(blocks)) * _BLOCK)
             weight = _unpack_blocks(blocks).view(torch.int8).sub_(_MIDDLE).to(torch.bfloat16)
             groups = weight.view(len(scales), self._group, -1)
             groups.mul_(scales[:, :, outputs])
