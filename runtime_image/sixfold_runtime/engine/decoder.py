@@ -59,6 +59,7 @@ class Decoder:
 
     Attributes:
         embeddings: [vocabulary, hidden].
+        linears: by the names of the modules that each computes.
         weight_bytes: resident.
     """
 
@@ -76,6 +77,7 @@ class Decoder:
         self.shape, self.dtype, self.device = shape, dtype, device
         self._store, self._quantization = store, quantization
         self._workspaces: dict[int, _Workspace] = {}
+        self.linears: dict[tuple[str, ...], Linear] = {}
         self.embeddings = self._tensor("model.embed_tokens.weight")
         self._layers = [self._layer(f"model.layers.{index}") for index in range(shape.layers)]
         self._norm = RMSNorm(self._tensor("model.norm.weight"), shape.eps)
@@ -181,7 +183,9 @@ class Decoder:
 
     def _linear(self, prefix: str, *names: str, order: torch.Tensor | None = None) -> Linear:
         full = [f"{prefix}{name}" for name in names]
-        return build_linear(self._store, full, self._quantization, self.dtype, self.device, output_order=order)
+        linear = build_linear(self._store, full, self._quantization, self.dtype, self.device, output_order=order)
+        self.linears[tuple(full)] = linear
+        return linear
 
     def _tensor(self, name: str) -> torch.Tensor:
         # Copied: the file may be replaced while the model is served.

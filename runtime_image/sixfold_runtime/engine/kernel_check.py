@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from sixfold_runtime.engine.checkpoint import TensorStore
+from sixfold_runtime.engine.decoder import Decoder
 from sixfold_runtime.engine.linear import DenseLinear, Linear
 
 _GPTQ_PARTS = ("qweight", "qzeros", "scales", "bias")
@@ -35,7 +36,7 @@ class KernelCheck:
     kernels: dict[str, int]
     """Linears by kernel."""
     resident_bytes: int
-    """Of all linears, without the output head."""
+    """Of all linears."""
     expected_bytes: int
     """Of the same: bits, scales and zero points as stored; modules left in full precision in the compute type."""
     fp16_bytes: int
@@ -51,6 +52,13 @@ class KernelCheck:
     @property
     def is_quantised(self) -> bool:
         return not self.problem
+
+
+def check_decoder(decoder: Decoder, store: TensorStore) -> KernelCheck:
+    """Check a decoder that was loaded from `store`, against what the engine computes full weights in: fp32 on a CPU,
+    else the decoder's own type."""
+    full_dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
+    return check_kernels(decoder.linears, store, decoder.dtype, full_dtype, decoder.device)
 
 
 def check_kernels(
