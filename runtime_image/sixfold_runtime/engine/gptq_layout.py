@@ -52,6 +52,16 @@ class GptqWeight:
         centred = self.integers.float() - self.zeros[self.group_of].float()
         return (centred * self.scales[self.group_of].float()).t()
 
+    def reordered(self, output_order: torch.Tensor) -> GptqWeight:
+        """The same with output output_order[i] as output i."""
+        return replace(
+            self,
+            integers=self.integers[:, output_order],
+            zeros=self.zeros[:, output_order],
+            scales=self.scales[:, output_order],
+            bias=None if self.bias is None else self.bias[output_order],
+        )
+
     def input_order(self) -> torch.Tensor | None:
         """int64 [in], the input channels sorted by group, or None where they are not groups of one size."""
         order = torch.argsort(self.group_of, stable=True)

@@ -129,7 +129,8 @@ def build_linear(
         if len(set(kinds.values())) > 1:
             inner: Linear = SideBySide([build_linear(store, [name], quantization, dtype, device) for name in names])
         else:
-            inner = _quantized(kinds[names[0]], store, names, quantization, dtype, device)
+            inner = _quantized(kinds[names[0]], store, names, quantization, dtype, device, output_order)
+            output_order = None
         if output_order is None and input_order is None:
             return inner
         orders = (None if order is None else order.to(device) for order in (output_order, input_order))
@@ -161,9 +162,10 @@ def _quantized(
     quantization: dict[str, Any] | None,
     dtype: torch.dtype,
     device: torch.device,
+    output_order: torch.Tensor | None,
 ) -> Linear:
     # Imported here: quantized.py builds upon this module.
     from sixfold_runtime.engine import quantized
 
     build = quantized.gptq_linear if kind == "gptq" else quantized.int8_linear
-    return build(store, names, quantization or {}, dtype, device)
+    return build(store, names, quantization or {}, dtype, device, output_order)

@@ -98,13 +98,22 @@ def open_store(folder: Path) -> TensorStore:
 
 
 def beside(
-    linear: Linear, store: TensorStore, names: Sequence[str], dtype: torch.dtype, device: torch.device
+    linear: Linear,
+    store: TensorStore,
+    names: Sequence[str],
+    dtype: torch.dtype,
+    device: torch.device,
+    output_order: torch.Tensor | None = None,
 ) -> Linear:
-    """The quantised `linear` of the named modules, with the updates that the store's adapter has for them."""
+    """The quantised `linear` of the named modules, with the updates that the store's adapter has for them.
+
+    Args:
+        output_order: int64 [out], in which `linear` has the modules' outputs.
+    """
     if not isinstance(store, AdaptedStore) or not any(name in store.updates for name in names):
         return linear
     outputs = [_shape(store, name)[0] for name in names]
-    return AdaptedLinear(linear, [store.updates.get(name) for name in names], outputs, dtype, device)
+    return AdaptedLinear(linear, [store.updates.get(name) for name in names], outputs, dtype, device, output_order)
 
 
 class AdaptedLinear(Linear):
@@ -117,8 +126,9 @@ class AdaptedLinear(Linear):
         outputs: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
+        output_order: torch.Tensor | None,
     ) -> None:
-        """`updates` and `outputs` (their count) are of the modules side by side in `inner`."""
+        """`updates` and `outputs` (their count) are of the modules side by side in `inner`, before `output_order`."""
         self._inner = inner
         self.in_features, self.out_features = inner.in_features, inner.out_features
         self.kernel = f"{inner.kernel}+lora"
@@ -132,7 +142,7 @@ class AdaptedLinear(Linear):
                 rank += len(update.a)
             output += count
         self._a = a.t().contiguous().to(device, dtype)
-        self._b = b.to(device, dtype)
+        self._b = (b if output_order is None else b[:, output_order]).to(device, dtype)
         self.weight_bytes = inner.weight_bytes + self._a.nbytes + self._b.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from sixfold_runtime.engine import gptq_layout, lora
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.gptq_layout import GptqWeight
-from sixfold_runtime.engine.linear import DenseLinear, Linear, SideBySide
+from sixfold_runtime.engine.linear import DenseLinear, Linear, ReorderedLinear, SideBySide
 
 log = logging.getLogger(__name__)
 
@@ -39,27 +39,43 @@ _UNPACKED_BLOCKS = 4
 
 
 def gptq_linear(
-    store: TensorStore, names: Sequence[str], quantization: dict[str, Any], dtype: torch.dtype, device: torch.device
+    store: TensorStore,
+    names: Sequence[str],
+    quantization: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    output_order: torch.Tensor | None = None,
 ) -> Linear:
     """The named modules side by side: in one kernel call where bits and groups are equal, else one after the other.
+
+    Args:
+        output_order: int64 [out]: output i is what would be output output_order[i].
 
     Raises:
         ModelLoadError: the tensors are no GPTQ layout that is known.
     """
-    if len(names) > 1:
-        weights = [gptq_layout.read(store, name, quantization) for name in names]
-        together = gptq_layout.side_by_side(weights)
-        if together is None:
-            return SideBySide([gptq_linear(store, [name], quantization, dtype, device) for name in names])
-    else:
-        together = gptq_layout.read(store, names[0], quantization)
-    return lora.beside(_kernel(together, names, dtype, device), store, names, dtype, device)
+    weights = [gptq_layout.read(store, name, quantization) for name in names]
+    together = gptq_layout.side_by_side(weights)
+    if together is None:
+        parts = SideBySide([gptq_linear(store, [name], quantization, dtype, device) for name in names])
+        return parts if output_order is None else ReorderedLinear(parts, output_order.to(device))
+    if output_order is not None:
+        together = together.reordered(output_order)
+    return lora.beside(_kernel(together, names, dtype, device), store, names, dtype, device, output_order)
 
 
 def int8_linear(
-    store: TensorStore, names: Sequence[str], quantization: dict[str, Any], dtype: torch.dtype, device: torch.device
+    store: TensorStore,
+    names: Sequence[str],
+    quantization: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    output_order: torch.Tensor | None = None,
 ) -> Linear:
     """The named modules of an INT8 checkpoint side by side.
+
+    Args:
+        output_order: int64 [out]: output i is what would be output output_order[i].
 
     Raises:
         ModelLoadError: a weight is not int8, or its scales don't fit.
@@ -76,9 +92,11 @@ def int8_linear(
         scales.append(scale.float())
         has_bias = store.has(f"{name}.bias")
         biases.append(store.get(f"{name}.bias").float() if has_bias else torch.zeros(len(weight)))
-    bias = torch.cat(biases) if any(store.has(f"{name}.bias") for name in names) else None
-    linear = Int8Linear(torch.cat(weights), torch.cat(scales), bias, device)
-    return lora.beside(linear, store, names, dtype, device)
+    weight, scale, bias = torch.cat(weights), torch.cat(scales), torch.cat(biases)
+    if output_order is not None:
+        weight, scale, bias = weight[output_order], scale[output_order], bias[output_order]
+    linear = Int8Linear(weight, scale, bias if bias.any() else None, device)
+    return lora.beside(linear, store, names, dtype, device, output_order)
 
 
 def _kernel(weight: GptqWeight, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Linear:
