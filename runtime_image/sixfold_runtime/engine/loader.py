@@ -24,12 +24,13 @@ import torch
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.checkpoint import Weights, quantization_of
+from sixfold_runtime.engine.checkpoint import TensorStore, Weights, quantization_of
 from sixfold_runtime.engine.decoder import Decoder
 from sixfold_runtime.engine.decoder_shape import decoder_shape
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.lora import ADAPTER_FOLDER, open_store
+from sixfold_runtime.engine.quantized_module import module_weight_bytes, plain_state, put_in
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer, load_tokenizer, read_json
 
 log = logging.getLogger(__name__)
@@ -90,10 +91,13 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
     else:
         if (folder / ADAPTER_FOLDER).is_dir():
             raise ModelLoadError(f"{folder}: adapters are served on Llama, Qwen2 and Qwen3 decoders only")
-        module = _load_module(folder, served.task, dtype).to(device)
+        own = quantization if own_quantization(quantization) else None
+        module = _load_module(folder, served.task, dtype, store if own else None).to(device)
+        if own is not None:
+            put_in(module, store, own, dtype, device)
         settings = module.config
         vocabulary = module.get_input_embeddings().weight.shape[0]
-        weight_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        weight_bytes = module_weight_bytes(module)
     if tokenizer.max_token_id >= vocabulary:
         raise ModelLoadError(
             f"{folder}: the tokenizer has ids up to {tokenizer.max_token_id}, but the model only {vocabulary} "
@@ -178,16 +182,25 @@ def _configuration(folder: Path) -> Any:
         raise ModelLoadError(f"{folder}: transformers can't load it: {_first_line(error)}") from error
 
 
-def _load_module(folder: Path, task: Task, dtype: torch.dtype) -> Any:
+def _load_module(folder: Path, task: Task, dtype: torch.dtype, quantised: TensorStore | None) -> Any:
+    """With `quantised`, its full-precision tensors only: the others are put in afterwards."""
     transformers = _transformers()
     auto = (
         transformers.AutoModelForCausalLM
         if task == Task.GENERATION
         else transformers.AutoModelForSequenceClassification
     )
+    source: Path | None = folder
+    given: dict[str, Any] = {}
+    if quantised is not None:
+        config = _configuration(folder)
+        del config.quantization_config  # transformers' own quantisers are not asked
+        auto = auto._model_mapping[type(config)]
+        source, given = None, {"config": config, "state_dict": plain_state(quantised, dtype)}
     try:
         module, info = auto.from_pretrained(
-            folder,
+            source,
+            **given,
             dtype=dtype,
             use_safetensors=True,
             local_files_only=True,

@@ -38,6 +38,8 @@ def load_config(folder: Path, architecture: str, task: Task) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} can't be used: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config  # the comparison is with the full weights; a quantiser's library isn't asked
     expected = _architectures(task, config)
     if architecture not in expected:
         raise PreparationError(

@@ -28,6 +28,12 @@ class Reason(StrEnum):
     NON_FINITE_WEIGHTS = "NonFiniteWeights"
     TOKENIZER_MISMATCH = "TokenizerMismatch"
     LABEL_MISMATCH = "LabelMismatch"
+    UNSUPPORTED_PRECISION = "UnsupportedPrecision"
+    UNUSABLE_CALIBRATION = "UnusableCalibration"
+    UNUSABLE_EVALUATION = "UnusableEvaluation"
+    OVER_BUDGET = "OverBudget"
+    UNUSABLE_ADAPTER = "UnusableAdapter"
+    ADAPTER_NOT_RETRAINED = "AdapterNotRetrained"
     UNEXPECTED = "Unexpected"
 
 

@@ -18,6 +18,8 @@ GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 REPORT = "prepare-report.json"
+ADAPTER = "adapter"
+"""Folder of a LoRA adapter that stays beside quantised weights."""
 
 _SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _BESIDE_WEIGHTS = frozenset(
@@ -34,6 +36,7 @@ _BESIDE_WEIGHTS = frozenset(
         "vocab.txt",
     }
 )
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "sixfold_lora.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 _MAX_JSON_BYTES = 256 * 2**20
 
@@ -82,6 +85,14 @@ def files_in(folder: Path, root: Path) -> list[str]:
     return names
 
 
+def adapter_files(folder: Path, root: Path) -> list[str]:
+    """The files of the adapter that lies in a model's folder, relative to that; none where there is no adapter."""
+    names = [f"{ADAPTER}/{name}" for name in _ADAPTER_FILES if (folder / ADAPTER / name).is_file()]
+    for name in names:
+        require_inside(folder / name, root)
+    return names
+
+
 def read_json(path: Path, reason: Reason = Reason.INVALID_CONFIG) -> dict[str, Any]:
     """The object in a JSON file. Raises PreparationError(`reason`) if the file is missing or holds something else."""
     if not path.is_file():
@@ -100,13 +111,9 @@ def read_json(path: Path, reason: Reason = Reason.INVALID_CONFIG) -> dict[str, A
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it stands, with an architecture at its head.
 
-    Raises PreparationError: InvalidConfig, or UnsupportedFormat for weights that are quantised.
+    Raises PreparationError: InvalidConfig.
     """
     content = read_json(folder / CONFIG)
-    if content.get("quantization_config"):
-        raise PreparationError(
-            Reason.UNSUPPORTED_FORMAT, f"{CONFIG} describes quantised weights: publish them in full precision"
-        )
     architectures = content.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} names no architecture: add `architectures`")

@@ -13,7 +13,9 @@ from typing import Any
 from sixfold_api.scalars import Task
 from sixfold_api.variant import ArtifactFacts
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import CONFIG, files_in, read_config, weight_files
+from sixfold_runtime.prepare.files import ADAPTER, CONFIG, adapter_files, files_in, read_config, weight_files
+from sixfold_runtime.prepare.layers import LinearShape, linear_shapes
+from sixfold_runtime.prepare.quantised import full_tensors, scheme_of
 from sixfold_runtime.prepare.tokenizer import TokenizerFacts, read_tokenizer, require_fit
 from sixfold_runtime.prepare.weights import TensorEntry, WeightFile, read_header, read_values
 
@@ -30,11 +32,13 @@ class Verified:
         facts: what the status shows.
         files: file name -> SHA-256, of the files that the digest is made of.
         unused_tensors: names that the checkpoint holds and the model doesn't read.
+        linears: what could be quantised, by name.
     """
 
     facts: ArtifactFacts
     files: dict[str, str]
     unused_tensors: list[str]
+    linears: dict[str, LinearShape]
 
 
 def verify(
@@ -46,10 +50,12 @@ def verify(
     the weights' bytes. `expected_digests` are SHA-256 sums that a hub gave. Raises PreparationError.
     """
     names = files_in(folder, root)
-    architecture = read_config(folder)["architectures"][0]
+    content = read_config(folder)
+    architecture, scheme = content["architectures"][0], scheme_of(content)
     promised = weight_files(folder, names)
     weights = {name: read_header(folder / name) for name in promised}
-    tensors = _tensors(weights, promised)
+    stored = _tensors(weights, promised)
+    tensors = full_tensors(stored, scheme)
     tokenizer = read_tokenizer(folder)
     from sixfold_runtime.prepare.architecture import instantiate, load_config
 
@@ -58,7 +64,7 @@ def verify(
     require_fit(tokenizer, folder, model.get_input_embeddings().weight.shape[0], config)
     context_tokens = _context_tokens(config, model, tokenizer)
     labels = _labels(config) if task is Task.CLASSIFICATION else []
-    files = _digests(folder, names, weights, log)
+    files = _digests(folder, [*names, *adapter_files(folder, root)], weights, log)
     _require_digests(files, expected_digests)
     facts = ArtifactFacts(
         digest=_digest(files),
@@ -69,9 +75,18 @@ def verify(
         context_tokens=context_tokens,
         vocabulary_tokens=len(tokenizer.ids),
         tokenizer_fingerprint=tokenizer.fingerprint,
+        scheme=scheme,
         labels=labels,
     )
-    return Verified(facts, files, unused)
+    return Verified(facts, files, unused, linear_shapes(model))
+
+
+def count_parameters(folder: Path) -> int:
+    """Parameters that a folder's files hold, quantised ones included. Raises PreparationError."""
+    weights = weight_files(folder, files_in(folder, folder))
+    tensors = [entry for name in weights for entry in read_header(folder / name).tensors]
+    full = full_tensors({entry.name: entry for entry in tensors}, scheme_of(read_config(folder)))
+    return sum(prod(entry.shape) for entry in full.values())
 
 
 def _digests(
@@ -83,6 +98,8 @@ def _digests(
         if name in weights:
             log(f"reading {name}, {weights[name].size_bytes} bytes")
             digests[name] = read_values(weights[name])
+        elif name.startswith(ADAPTER) and name.endswith(".safetensors"):
+            digests[name] = read_values(read_header(folder / name))
         elif not name.endswith(".safetensors"):
             digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     return digests

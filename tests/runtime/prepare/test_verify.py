@@ -224,7 +224,7 @@ SPOILED = {
         "1000000000 layers",
     ),
     "quantised": (
-        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "awq", "bits": 4}),
         "UnsupportedFormat",
         "quantised",
     ),

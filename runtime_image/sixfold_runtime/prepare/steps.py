@@ -1,0 +1,193 @@
+"""What a preparation does, in order: fetch, verify, adapt, quantise, verify again, compare with a target."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sixfold_api.precision import Precision, QualityReport, Scheme, TextSource
+from sixfold_api.scalars import Task
+from sixfold_api.variant import PreparationSummary
+from sixfold_runtime.prepare import hub, sources
+from sixfold_runtime.prepare.artifact import Workspace, explained
+from sixfold_runtime.prepare.failures import PreparationError, Reason
+from sixfold_runtime.prepare.verify import Verified, count_parameters, verify
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of a preparation."""
+
+    source: str
+    task: Task
+    claims: Path
+    hub: hub.Hub
+    artifact: tuple[str, str] | None = None
+    """Claim and folder that new weights are written to."""
+    precision: Precision = Precision()
+    calibration: TextSource | None = None
+    evaluation: TextSource | None = None
+    budget: float | None = None
+    lora: str | None = None
+    draft_for: str | None = None
+    target_name: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of it, also where it failed on the way: the summary, and the report with the folder that it is for."""
+
+    folder: Path | None = None
+    summary: PreparationSummary = field(default_factory=PreparationSummary)
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def failed(self, error: PreparationError) -> None:
+        self.summary = self.summary.model_copy(update={"facts": None, "failure": error.failure()})
+        self.report["failure"] = error.failure().to_dict()
+
+
+def run(request: Request, outcome: Outcome, log: Log) -> None:
+    """Do it, and fill in the outcome step by step. Raises PreparationError."""
+    began = time.monotonic()
+    outcome.report["source"] = request.source
+    source = sources.parse(request.source)
+    quantises = request.precision.scheme is not Scheme.NONE
+    rewrites = quantises or request.lora is not None
+    place = _workspace(request) if rewrites or isinstance(source, sources.HubSource) else None
+    folder, root = _locate(request, source, place, rewrites, log)
+    outcome.folder = place.target if place else folder
+    verified = _verify(folder, root, request.task, log)
+    if rewrites and place is not None:
+        with explained(place.target):
+            made = _rewrite(request, folder, verified, place, outcome, log)
+            place.publish(made)
+            place.clear()
+        verified = _verify(place.target, _root(request, place), request.task, log)
+    outcome.report |= {
+        "facts": verified.facts.to_dict(),
+        "files": verified.files,
+        "unusedTensors": verified.unused_tensors,
+    }
+    if request.draft_for is not None:
+        _compare_draft(request, outcome, verified, log)
+    outcome.report["seconds"] = round(time.monotonic() - began, 3)
+    outcome.summary = outcome.summary.model_copy(update={"facts": verified.facts})
+
+
+def _workspace(request: Request) -> Workspace:
+    if request.artifact is None:
+        raise PreparationError(Reason.UNEXPECTED, "new weights need --artifact-claim and --artifact-path")
+    claim, path = request.artifact
+    root = sources.claim_root(request.claims, claim)
+    sources.require_inside(root / path, root)
+    return Workspace(root / path)
+
+
+def _root(request: Request, place: Workspace) -> Path:
+    """The root of the artifact's claim."""
+    return place.target if request.artifact is None else sources.claim_root(request.claims, request.artifact[0])
+
+
+def _locate(
+    request: Request, source: sources.HubSource | sources.ClaimSource, place: Workspace | None, rewrites: bool, log: Log
+) -> tuple[Path, Path]:
+    """The folder of the source weights, fetched if need be, and the root of its claim."""
+    if isinstance(source, sources.ClaimSource):
+        return sources.folder_in_claim(request.claims, source), sources.claim_root(request.claims, source.claim)
+    if place is None:
+        raise PreparationError(Reason.UNEXPECTED, "a hub source needs --artifact-claim and --artifact-path")
+    # Weights that become others stay hidden beside them: another try need not fetch them again.
+    folder = place.target.with_name(f".{place.target.name}.source") if rewrites else place.target
+    hub.fetch(request.hub, source, folder, log)
+    return folder, _root(request, place)
+
+
+def _verify(folder: Path, root: Path, task: Task, log: Log) -> Verified:
+    try:
+        verified = verify(folder, root, task, hub.expected_digests(folder), log)
+    except PreparationError as error:
+        if error.reason is Reason.CORRUPT_WEIGHTS and hub.forget(folder):
+            error.transient = True
+        raise
+    except OSError as error:
+        raise PreparationError(Reason.READ_FAILED, f"{folder.name} can't be read: {error}") from error
+    if verified.unused_tensors:
+        names = verified.unused_tensors
+        log(f"the model does not use {len(names)} tensors of the checkpoint, such as {names[0]}")
+    return verified
+
+
+def _rewrite(request: Request, folder: Path, verified: Verified, place: Workspace, outcome: Outcome, log: Log) -> Path:
+    """The whole new folder, in a hidden place. Raises PreparationError, also OverBudget."""
+    place.clear()
+    if request.lora is not None:
+        from sixfold_runtime.prepare import adapter
+
+        found = sources.parse(request.lora)
+        if not isinstance(found, sources.ClaimSource):
+            raise PreparationError(Reason.SOURCE_NOT_FOUND, f"{request.lora}: an adapter lies on a claim")
+        adapted = place.folder("adapted")
+        adapter.put_on(folder, verified.facts.scheme, sources.folder_in_claim(request.claims, found), adapted, log)
+        folder = adapted
+    if request.precision.scheme is Scheme.NONE:
+        return folder
+    return _quantise(request, folder, verified, place, outcome, log)
+
+
+def _quantise(request: Request, folder: Path, verified: Verified, place: Workspace, outcome: Outcome, log: Log) -> Path:
+    from sixfold_runtime.prepare import quantise, report
+
+    if request.evaluation is None or (request.precision.scheme is Scheme.GPTQ and request.calibration is None):
+        raise PreparationError(Reason.UNEXPECTED, "--precision needs --evaluation, and GPTQ also --calibration")
+    budget = quantise.default_budget(request.task) if request.budget is None else request.budget
+    order = quantise.Order(request.precision, request.calibration, request.evaluation, budget, request.claims)
+    done = quantise.quantise(folder, verified, request.task, order, place, log)
+    outcome.summary = outcome.summary.model_copy(update={"quality": done.quality})
+    outcome.report |= done.report | {"quality": done.quality.to_dict()}
+    report.show(done.report)
+    if not done.quality.within_budget:
+        raise _over_budget(done.quality)
+    return done.folder
+
+
+def _over_budget(quality: QualityReport) -> PreparationError:
+    unit = "percent of perplexity" if quality.metric == "perplexity" else "points of accuracy"
+    return PreparationError(
+        Reason.OVER_BUDGET,
+        f"quantising costs {quality.loss} {unit}, and {quality.budget} may be lost; {quality.tries} precisions were "
+        "tried (the report has each). Take more bits, smaller groups, a larger budget, or calibration text that is "
+        "closer to the evaluation's",
+    )
+
+
+def _compare_draft(request: Request, outcome: Outcome, verified: Verified, log: Log) -> None:
+    from sixfold_runtime.prepare import draft_check
+
+    found = sources.parse(request.draft_for or "")
+    if not isinstance(found, sources.ClaimSource) or request.evaluation is None or outcome.folder is None:
+        raise PreparationError(Reason.UNEXPECTED, "--draft-for needs a pvc:// target and --evaluation")
+    target = sources.folder_in_claim(request.claims, found)
+    parameters = (verified.facts.parameters, count_parameters(target))
+    draft = draft_check.compare(
+        outcome.folder, target, request.target_name, parameters, request.evaluation, request.claims
+    )
+    outcome.summary = outcome.summary.model_copy(update={"draft": draft})
+    outcome.report["draft"] = draft.to_dict()
+    log(
+        f"draft for {draft.target}: a step takes {draft.latency_ratio} of the target's, {draft.parameter_ratio} of its "
+        f"parameters, KL {draft.kl} nats a token"
+    )
+    for warning in draft.warnings:
+        log(f"warning: {warning}")
+
+
+def forget_source(outcome: Outcome) -> None:
+    """Free the space of fetched weights that others were made of."""
+    if outcome.folder is not None:
+        shutil.rmtree(outcome.folder.with_name(f".{outcome.folder.name}.source"), ignore_errors=True)
