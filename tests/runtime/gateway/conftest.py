@@ -212,7 +212,7 @@ def served_models(models: Path) -> list[ServedModel]:
 
 
 @contextlib.contextmanager
-def running_engine(directory: Path, models: list[ServedModel]) -> Iterator[Served]:
+def running_engine(directory: Path, models: list[ServedModel], limits: Any = None) -> Iterator[Served]:
     from sixfold_runtime.engine.server import create_engine_app
 
     config = ConfigDirectory(directory)
@@ -221,7 +221,7 @@ def running_engine(directory: Path, models: list[ServedModel]) -> Iterator[Serve
     settings = RuntimeSettings(
         policy="assistant", models=models, config_directory=config.path, device="cpu", drain_seconds=1
     )
-    server = ThreadedServer(create_engine_app(settings, store), store)
+    server = ThreadedServer(create_engine_app(settings, store, limits=limits), store)
     yield Served(f"http://127.0.0.1:{server.port}", config, server.port)
     server.stop()
 
@@ -238,8 +238,8 @@ def engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def new_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
     """Starts engines, loaded or not, that stop with the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *models: stack.enter_context(
-            running_engine(tmp_path_factory.mktemp("engine-config"), list(models))
+        yield lambda *models, limits=None: stack.enter_context(
+            running_engine(tmp_path_factory.mktemp("engine-config"), list(models), limits)
         )
 
 
