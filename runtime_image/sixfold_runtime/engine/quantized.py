@@ -150,8 +150,8 @@ class Int4Linear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         dtype, x = x.dtype, x.to(torch.bfloat16)
-        if self._order is not None:
-            x = x.index_select(1, self._order)
+        # The kernels take no strides.
+        x = x.contiguous() if self._order is None else x.index_select(1, self._order)
         if self._planes == 2:
             x = torch.cat((x, x), dim=1)
         if x.device.type == "cuda":

@@ -28,6 +28,7 @@ from sixfold_runtime.engine.loader import load
 CPU = torch.device("cpu")
 MAKER = Path(__file__).parent / "make_gptq_checkpoints.py"
 TOKENS = [5, 9, 200, 31, 77, 140, 6, 250, 19, 3, 88, 164]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
 CHECKPOINTS = ("plain", "layered", "row")
 LAYER = "model.layers.0."
 GROUPS = [
@@ -122,17 +123,20 @@ def test_checkpoint_gives_the_logits_that_gptqmodel_computes(gptq: Path, name: s
     assert torch.equal(ours, logits(gptq / name, theirs["token_ids"][0].tolist()))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows", [1, 5, 64])
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_linears_compute_what_the_checkpoint_stands_for(gptq: Path, name: str, rows: int) -> None:
+def test_linears_compute_what_the_checkpoint_stands_for(gptq: Path, name: str, rows: int, device: str) -> None:
     """64 rows take the path that unpacks."""
     store, quantization = TensorStore(gptq / name), quantization_of(gptq / name)
     for group in GROUPS:
         names = full_names(group)
-        linear = build_linear(store, names, quantization, torch.bfloat16, CPU)
+        linear = build_linear(store, names, quantization, torch.bfloat16, torch.device(device))
         weight = torch.cat([stored_weight(store, module, quantization) for module in names])
         x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(rows)).bfloat16()
-        assert distance(linear(x), x.float() @ weight.t()) < 0.005
+        assert distance(linear(x.to(device)).cpu(), x.float() @ weight.t()) < 0.005
+        part_of_wider = torch.cat((x, x), dim=1).to(device)[:, : weight.shape[1]]
+        assert torch.equal(linear(part_of_wider), linear(x.to(device)))
 
 
 def test_kernels_are_those_of_the_bits(gptq: Path) -> None:
@@ -154,17 +158,19 @@ def test_int8_stays_close_to_full_precision(base: Path, int8: Path) -> None:
     assert torch.equal(quantised.argmax(1), full.argmax(1))
 
 
-def test_int8_rows_do_not_depend_on_their_batch_mates(int8: Path) -> None:
-    linear = build_linear(TensorStore(int8), full_names(GROUPS[0]), None, torch.float32, CPU)
+@pytest.mark.parametrize("device", DEVICES)
+def test_int8_rows_do_not_depend_on_their_batch_mates(int8: Path, device: str) -> None:
+    linear = build_linear(TensorStore(int8), full_names(GROUPS[0]), None, torch.float32, torch.device(device))
     assert linear.kernel == "int8"
     x = torch.randn(6, linear.in_features, generator=torch.Generator().manual_seed(1))
     x[1] *= 1000
     x[2] = 0
     x[3, 7] = float("nan")
     x[4, 7] = float("inf")
-    together = linear(x)
+    x = x.to(device)
+    together = linear(x).cpu()
     for row in (0, 1, 2, 5):
-        assert torch.equal(together[row], linear(x[row : row + 1])[0])
+        assert torch.equal(together[row], linear(x[row : row + 1])[0].cpu())
     assert torch.equal(together[2], torch.zeros(linear.out_features))
     assert not together[3].isfinite().any() and not together[4].isfinite().any()
 
