@@ -37,8 +37,8 @@ class StepAttention:
         self._pieces: list[_Piece] = []
         first = 0
         for span in spans:
-            last = first + len(span.rows) * span.tokens
-            kind = _Products if products and span.tokens <= _MAX_PRODUCT_TOKENS else _Fused
+            last = first + sum(span.counts)
+            kind = _Products if products and max(span.counts) <= _MAX_PRODUCT_TOKENS else _Fused
             self._pieces.append(kind(span, windows, heads[first:last], attended[first:last]))
             first = last
 
@@ -50,38 +50,71 @@ class StepAttention:
 
 
 class _Piece(ABC):
-    """One span: n rows of t tokens each, over w columns."""
+    """One span: n rows of at most t tokens each, over w columns. Queries are padded to t, by their row's last one."""
 
     def __init__(self, span: Span, windows: Sequence[int | None], heads: torch.Tensor, attended: torch.Tensor) -> None:
-        self.rows, self.tokens = len(span.rows), span.tokens
+        self.rows, self.tokens = len(span.rows), max(span.counts)
         self.kv_heads, self.group, self.head_dim = attended.shape[1:]
-        self.width = max(span.starts) + span.tokens
-        self.is_even = min(span.starts) == max(span.starts)
+        self.width = max(start + count for start, count in zip(span.starts, span.counts, strict=True))
+        self.is_padded = min(span.counts) < self.tokens
+        self.is_even = not self.is_padded and min(span.starts) == max(span.starts)
+        """Whether the new tokens of all rows lie in the same columns."""
         self.slots = slice(span.first_slot, span.first_slot + self.rows)
-        starts = torch.tensor(span.starts, device=heads.device)
-        self.positions = starts[:, None] + torch.arange(span.tokens, device=heads.device)
-        """int64 [n, t]"""
-        self._point_at_places(span, heads)
-        masks = {window: self._mask(window, heads.dtype) for window in set(windows)}
+        self._heads, self._attended = heads, attended
+        self._find_columns(span)
+        self._point_at_places(span)
+        masks = {window: self._mask(window) for window in set(windows)}
         self.masks = [masks[window] for window in windows]
 
-    def _point_at_places(self, span: Span, heads: torch.Tensor) -> None:
+    def _find_columns(self, span: Span) -> None:
+        device = self._heads.device
+        starts = torch.tensor(span.starts, device=device)[:, None]
+        counts = torch.tensor(span.counts, device=device)[:, None]
+        nth = torch.minimum(torch.arange(self.tokens, device=device), counts - 1)
+        self.columns = starts + nth
+        """int64 [n, t]"""
+        if self.is_padded:
+            self._padded = (counts.cumsum(0) - counts + nth).view(-1)
+            """Where each of the n t queries lies among the span's tokens."""
+            self._packed = (torch.arange(self.tokens, device=device) < counts).view(-1).nonzero().view(-1)
+            """Where each of the span's tokens lies among the n t queries."""
+
+    def _point_at_places(self, span: Span) -> None:
         """Views of where each layer's new keys and values come from and go to."""
-        block, group, kv_heads = span.block, self.group, self.kv_heads
+        block, group, kv_heads, heads = span.block, self.group, self.kv_heads, self._heads
         if self.is_even:  # one rectangle of columns
             columns = slice(span.starts[0], self.width)
             new = heads[:, :, group:].view(self.rows, self.tokens, kv_heads, 2, self.head_dim).transpose(1, 2)
             self._new_keys, self._new_values = new.unbind(3)
             self._key_places = block.keys[:, self.slots, :, columns].unbind(0)
             self._value_places = block.values[:, self.slots, :, columns].unbind(0)
+            return
+        self._new_keys, self._new_values = heads[:, :, group], heads.flatten(0, 1)[:, group + 1]
+        self._key_places = block.keys.transpose(2, 3).unbind(0)
+        self._value_places = block.values.flatten(1, 3).unbind(0)
+        slot = torch.arange(self.slots.start, self.slots.stop, device=heads.device).repeat_interleave(self.tokens)
+        columns_of = self.columns.view(-1)
+        if self.is_padded:
+            slot, columns_of = slot[self._packed], columns_of[self._packed]
+        self._slots_and_columns = slot, columns_of
+        head = slot[:, None] * kv_heads + torch.arange(kv_heads, device=heads.device)
+        self._lines = (head * block.capacity + columns_of[:, None]).view(-1)
+
+    def queries(self) -> torch.Tensor:
+        """[n, kv_heads, t, group, head_dim]"""
+        queries = self._heads[:, :, : self.group]
+        if self.is_padded:
+            queries = queries.index_select(0, self._padded)
+        return queries.view(self.rows, self.tokens, *queries.shape[1:]).transpose(1, 2)
+
+    def give(self, attended: torch.Tensor) -> None:
+        """Fill the span's part of the step's buffer from [n, kv_heads, t, group, head_dim], shaped in any way."""
+        shape = (self.rows, self.kv_heads, self.tokens, self.group, self.head_dim)
+        by_token = attended.reshape(shape).transpose(1, 2)
+        if self.is_padded:
+            torch.index_select(by_token.flatten(0, 1), 0, self._packed, out=self._attended)
         else:
-            self._new_keys, self._new_values = heads[:, :, group], heads.flatten(0, 1)[:, group + 1]
-            self._key_places = block.keys.transpose(2, 3).unbind(0)
-            self._value_places = block.values.flatten(1, 3).unbind(0)
-            slot = torch.arange(self.slots.start, self.slots.stop, device=heads.device)
-            self._slots_and_columns = slot.repeat_interleave(self.tokens), self.positions.view(-1)
-            head = slot[:, None, None] * kv_heads + torch.arange(kv_heads, device=heads.device)
-            self._lines = (head * block.capacity + self.positions[:, :, None]).view(-1)
+            self._attended.view(by_token.shape).copy_(by_token)
 
     def write(self, layer: int) -> None:
         """Add the layer's new keys and values to the cache."""
@@ -96,18 +129,18 @@ class _Piece(ABC):
     def attend(self, layer: int) -> None:
         """Fill the span's part of `attended`."""
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def _mask(self, window: int | None) -> torch.Tensor | None:
         """To be added to scores, [n, t group or 1, w]: 0, or -inf where a token doesn't attend; None where it is 0."""
         if window is not None and self.width <= window:
             window = None
         if self.is_even and self.tokens == 1 and window is None:
             return None
-        positions = self.positions[:, :, None]
-        columns = torch.arange(self.width, device=positions.device)
-        hidden = columns > positions
+        last = self.columns[:, :, None]
+        columns = torch.arange(self.width, device=last.device)
+        hidden = columns > last
         if window is not None:
-            hidden |= columns <= positions - window
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
+            hidden |= columns <= last - window
+        mask = torch.zeros(hidden.shape, dtype=self._heads.dtype, device=last.device).masked_fill_(hidden, -torch.inf)
         return mask if self.tokens == 1 else mask.repeat_interleave(self.group, dim=1)
 
 
@@ -121,27 +154,24 @@ class _Products(_Piece):
         )
         self._keys, self._values = keys.transpose(2, 3).unbind(0), values.unbind(0)
         if self.tokens == 1:
-            self._queries, self._attended = heads.flatten(0, 1)[:, : self.group], attended.flatten(0, 1)
-        else:
-            self._queries, self._attended = (
-                heads_or_attended.view(self.rows, self.tokens, *heads_or_attended.shape[1:]).transpose(1, 2)
-                for heads_or_attended in (heads[:, :, : self.group], attended)
-            )
+            self._single_queries, self._single_attended = heads.flatten(0, 1)[:, : self.group], attended.flatten(0, 1)
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        mask = super()._mask(window, dtype)
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        mask = super()._mask(window)
         return mask if mask is None or self.rows == 1 else mask.repeat_interleave(self.kv_heads, dim=0)
 
     def attend(self, layer: int) -> None:
-        queries, keys, values, mask = self._queries, self._keys[layer], self._values[layer], self.masks[layer]
-        if self.tokens > 1:
-            queries = queries.reshape(len(keys), self.tokens * self.group, self.head_dim)
+        keys, values, mask = self._keys[layer], self._values[layer], self.masks[layer]
+        if self.tokens == 1:
+            queries = self._single_queries
+        else:
+            queries = self.queries().reshape(len(keys), self.tokens * self.group, self.head_dim)
         scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
         weights = torch.softmax(scores, -1)
         if self.tokens == 1:
-            torch.bmm(weights, values, out=self._attended)
+            torch.bmm(weights, values, out=self._single_attended)
         else:
-            self._attended.copy_(torch.bmm(weights, values).view(self._attended.shape))
+            self.give(torch.bmm(weights, values))
 
 
 class _Fused(_Piece):
@@ -152,16 +182,12 @@ class _Fused(_Piece):
         self._keys, self._values = (
             plane[:, self.slots, :, : self.width].unbind(0) for plane in (span.block.keys, span.block.values)
         )
-        shape = (self.rows, self.tokens, self.kv_heads, self.group, self.head_dim)
-        self._queries = heads[:, :, : self.group].view(shape).transpose(1, 2)
-        self._attended = attended.view(shape).transpose(1, 2)
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        mask = super()._mask(window, dtype)
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        mask = super()._mask(window)
         return None if mask is None else mask[:, None]
 
     def attend(self, layer: int) -> None:
-        queries = self._queries.reshape(self.rows, self.kv_heads, self.tokens * self.group, self.head_dim)
+        queries = self.queries().reshape(self.rows, self.kv_heads, self.tokens * self.group, self.head_dim)
         keys, values = self._keys[layer].contiguous(), self._values[layer]
-        attended = functional.scaled_dot_product_attention(queries, keys, values, self.masks[layer], scale=1.0)
-        self._attended.copy_(attended.reshape(self._attended.shape))
+        self.give(functional.scaled_dot_product_attention(queries, keys, values, self.masks[layer], scale=1.0))

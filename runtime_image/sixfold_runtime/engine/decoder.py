@@ -114,7 +114,12 @@ class Decoder:
         """
         shape = self.shape
         x = functional.embedding(torch.tensor(tokens, device=self.device), self.embeddings)
-        positions = [start + index for span in spans for start in span.starts for index in range(span.tokens)]
+        positions = [
+            start + index
+            for span in spans
+            for start, count in zip(span.starts, span.counts, strict=True)
+            for index in range(count)
+        ]
         turns = self._rotary.at(torch.tensor(positions, device=self.device), max(positions) + 1)
         # Queries are scaled here, so that attention needn't.
         turns = (turns[:, None] * self._scales)[:, None]

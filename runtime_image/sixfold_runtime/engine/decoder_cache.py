@@ -14,7 +14,9 @@ import torch
 
 from sixfold_runtime.engine.kv_cache import KVCache
 
-_SMALLEST_CAPACITY = 64
+_SMALLEST_CAPACITY = 128
+_MAX_PADDED_TOKENS = 32
+"""Rows of a block that take at most so many new tokens are computed together, padded to the longest of them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Span:
-    """Rows in consecutive slots of one block that take equally many new tokens."""
+    """Rows in consecutive slots of one block that are computed together."""
 
     block: Block
     first_slot: int
@@ -62,12 +64,12 @@ class Span:
     """The cache's rows, by slot."""
     starts: tuple[int, ...]
     """Tokens that each row held before."""
-    tokens: int
-    """New ones of each row."""
+    counts: tuple[int, ...]
+    """New tokens of each row."""
 
 
 def capacity_for(tokens: int) -> int:
-    """64, 128, 256, 384, 512, 768, 1024, ...: at most half again as much as is needed, from 128 tokens on."""
+    """128, 256, 384, 512, 768, 1024, ...: at most half again as much as is needed, from 256 tokens on."""
     power = max(_SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length())
     between = power // 4 * 3
     return between if power >= 512 and tokens <= between else power
@@ -84,19 +86,18 @@ class DecoderCache(KVCache):
 
     @torch.inference_mode()
     def begin(self, counts: Sequence[int]) -> list[Span]:
-        """Make room for new tokens, a number a row; returns where they go, every row in one span."""
+        """Make room for new tokens, a number a row; returns where they go, each row in one span."""
         for row, count in enumerate(counts):
             self._reserve(row, self.lengths[row] + count)
         spans = []
         for _, block in sorted(self._blocks.items()):
-            first = 0
-            for slot, row in enumerate(block.rows):
-                last = slot + 1 == len(block.rows) or counts[block.rows[slot + 1]] != counts[row]
-                if last:
-                    rows = tuple(block.rows[first : slot + 1])
-                    starts = tuple(self.lengths[member] for member in rows)
-                    spans.append(Span(block, first, rows, starts, counts[row]))
-                    first = slot + 1
+            first, padded = 0, max(counts[row] for row in block.rows) <= _MAX_PADDED_TOKENS
+            for slot in range(1, len(block.rows) + 1):
+                if slot == len(block.rows) or not (padded or counts[block.rows[slot]] == counts[block.rows[first]]):
+                    rows = tuple(block.rows[first:slot])
+                    starts, news = (tuple(values[row] for row in rows) for values in (self.lengths, counts))
+                    spans.append(Span(block, first, rows, starts, news))
+                    first = slot
         return spans
 
     def commit(self, counts: Sequence[int]) -> None:

@@ -118,12 +118,12 @@ def test_a_row_takes_the_memory_of_its_own_length(decoder: LoadedModel) -> None:
     forward([tokens(4)], other)
     assert (cache.bytes_per_token, cache.allocated_bytes) == (token_bytes, 256 * token_bytes)
     cache.append(other, 0)
-    assert cache.allocated_bytes == (256 + 64) * token_bytes
+    assert cache.allocated_bytes == (256 + 128) * token_bytes
     cache.remove(0)
-    assert (cache.lengths, cache.allocated_bytes) == ([4], 64 * token_bytes)
+    assert (cache.lengths, cache.allocated_bytes) == ([4], 128 * token_bytes)
     for _ in range(3):
         cache.append(other, 0)
-    assert cache.allocated_bytes == 4 * 64 * token_bytes
+    assert cache.allocated_bytes == 4 * 128 * token_bytes
     for _ in range(4):
         cache.remove(0)
     assert (cache.lengths, cache.allocated_bytes) == ([], 0)
@@ -139,12 +139,15 @@ def test_blocks_waste_little() -> None:
     assert all(capacity <= 1.5 * tokens for tokens, capacity in enumerate(capacities, start=1) if tokens > 256)
 
 
-def test_rows_of_a_batch_are_those_of_their_blocks(decoder: LoadedModel) -> None:
+def test_rows_of_a_batch_are_computed_by_their_blocks(decoder: LoadedModel) -> None:
     cache = make_forward(decoder).new_cache(4)
     assert isinstance(cache, DecoderCache)
-    spans = cache.begin([3, 100, 3, 5])
-    assert [(span.rows, span.tokens, span.first_slot) for span in spans] == [
-        ((0, 2), 3, 0),
-        ((3,), 5, 2),
-        ((1,), 100, 0),
-    ]
+    assert places(cache, [3, 200, 3, 5]) == [((0, 2, 3), (3, 3, 5), 0), ((1,), (200,), 0)]
+    cache.commit([3, 200, 3, 5])
+    assert places(cache, [40, 1, 40, 2]) == [((0, 2), (40, 40), 0), ((3,), (2,), 2), ((1,), (1,), 0)], "no long padding"
+    cache.remove(0)
+    assert places(cache, [1, 1, 1]) == [((0, 2), (1, 1), 0), ((1,), (1,), 0)]
+
+
+def places(cache: DecoderCache, counts: list[int]) -> list[Any]:
+    return [(span.rows, span.counts, span.first_slot) for span in cache.begin(counts)]
