@@ -10,7 +10,7 @@ STAGE := ./e2e/stage
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test lint unit api runtime journeys crds models images bench cluster-up cluster-down
+.PHONY: help demo demo-down test lint unit api runtime journeys crds models images bench gpu-check cluster-up cluster-down
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -64,6 +64,9 @@ images: .venv/.synced ## build both images and bring them into the cluster
 
 bench: .venv/.synced ## make bench B=<name>: product and peer side by side (QUICK=1 for a minute)
 	@$(RUN) e2e/bench/bench.py $(B)
+
+gpu-check: .venv/.synced ## the CUDA paths and a short bench, on a machine with a GPU: one JSON line at the end
+	@$(RUN) e2e/gpu_check.py
 
 cluster-up: .venv/.synced ## KUBECONFIG if set, else kind, else a single node built here (root)
 	@$(RUN) e2e/cluster/cluster.py up
