@@ -18,6 +18,7 @@ BENCHES = {
     "decode": "16 concurrent requests of mixed lengths: the engine over transformers' generate() in static batches",
     "levels": "a level change to every pod: poked kubelets over kubelets left to their own period (needs a cluster)",
     "sampler": "the NumPy sampler over transformers' logits processors, batch 8, top-p 0.9 with both penalties",
+    "speculative": "drafting over plain decoding, assisted generation and generate(), where it pays and where not",
     "quantised": "decoding at width 2,048: INT4 and INT8 over full precision, for 1 and 8 rows",
 }
 
