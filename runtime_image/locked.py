@@ -1,7 +1,10 @@
-"""What the image installs, from pyproject.toml and uv.lock in the working folder: lists for pip, into a folder.
+"""What the image installs, from pyproject.toml and uv.lock in the working folder: lists for pip.
 
-`requirements.txt`: what the runtime asks for. `quantise.txt`: what the extra `quantise` adds to that as wheels;
-`sources.txt`: what it adds as sources only, with hashes.
+    locked.py RUNTIME QUANTISE
+
+Each folder holds `constraints.txt`, pins and hashes of the lock file, without and with the extra `quantise`. The first
+gets `requirements.txt`, what the runtime asks for; the second `quantise.txt`, what the extra adds to that as wheels, and
+`sources.txt`, what it adds as sources only, with hashes.
 """
 
 import re
@@ -10,11 +13,11 @@ import tomllib
 from pathlib import Path
 
 
-def main(folder: Path) -> None:
+def main(runtime: Path, quantise: Path) -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     direct = [*project["dependencies"], *project["optional-dependencies"]["runtime"]]
-    (folder / "requirements.txt").write_text("\n".join(direct) + "\n")
-    added = _names(folder / "quantise-constraints.txt") - _names(folder / "constraints.txt")
+    (runtime / "requirements.txt").write_text("\n".join(direct) + "\n")
+    added = _names(quantise / "constraints.txt") - _names(runtime / "constraints.txt")
     packages = [
         package for package in tomllib.loads(Path("uv.lock").read_text())["package"] if package["name"] in added
     ]
@@ -24,12 +27,12 @@ def main(folder: Path) -> None:
         for package in packages
         if not package.get("wheels")
     ]
-    (folder / "quantise.txt").write_text("\n".join(wheels) + "\n")
-    (folder / "sources.txt").write_text("\n".join(sources) + "\n")
+    (quantise / "quantise.txt").write_text("\n".join(wheels) + "\n")
+    (quantise / "sources.txt").write_text("\n".join(sources) + "\n")
 
 
 def _names(constraints: Path) -> set[str]:
     return set(re.findall(r"^([a-z0-9][a-z0-9._-]*)==", constraints.read_text(), re.MULTILINE))
 
 
-main(Path(sys.argv[1]))
+main(*map(Path, sys.argv[1:]))

@@ -135,12 +135,13 @@ def explain_policy(
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def prepare(context: typer.Context) -> None:
-    """Fetch and verify a model: what the preparation Job runs."""
-    from sixfold_runtime.prepare.cli import prepare as command
+    """Fetch, quantise and verify a model: what the preparation Job runs. `prepare lora` retrains an adapter."""
+    from sixfold_runtime.prepare import cli as commands
 
+    retrains = context.args[:1] == ["lora"]
     single = typer.Typer(add_completion=False)
-    single.command()(command)
-    single(args=context.args, prog_name="sixfold prepare")
+    single.command()(commands.retrain if retrains else commands.prepare)
+    single(args=context.args[int(retrains) :], prog_name="sixfold prepare lora" if retrains else "sixfold prepare")
 
 
 @app.command()

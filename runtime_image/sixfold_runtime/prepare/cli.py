@@ -16,6 +16,7 @@ from sixfold_api.scalars import Task
 from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE, PreparationSummary
 from sixfold_runtime.prepare import hub, report, steps, summary
 from sixfold_runtime.prepare.failures import PreparationError, Reason
+from sixfold_runtime.prepare.files import REPORT
 
 _TERMINATION_LOG = Path("/dev/termination-log")
 _PUBLIC_HUB = "https://huggingface.co"
@@ -90,6 +91,27 @@ def _run(request: steps.Request, summary_path: Path) -> None:
     _log(f"ready in {seconds:.1f} s: {facts.architecture}, {facts.parameters} parameters, {facts.digest}")
 
 
+def retrain(
+    base: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the quantised weights.")],
+    adapter: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the adapter, PEFT's format.")],
+    text: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="JSON lines of your own text.")],
+    out: Annotated[Path, typer.Option(help="Folder for the retrained adapter.")],
+    learning_rate: Annotated[
+        float, typer.Option(min=0, help="Of the original training; a fifth of it is used.")
+    ] = 2e-4,
+    training_steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of 4 windows.")] = 200,
+) -> None:
+    """Retrain a LoRA adapter for quantised weights; one that doesn't get better is not written."""
+    from sixfold_runtime.prepare import lora
+
+    try:
+        lora.retrain(base, adapter, text, out, learning_rate, training_steps, _log)
+    except PreparationError as error:
+        _log(f"{error.reason}: {error}")
+        raise typer.Exit(PERMANENT_FAILURE_EXIT_CODE) from error
+    _log(f"written to {out}: give it as `lora` of a variant with these weights")
+
+
 def _parse(model: type[_Model], text: str | None, option: str) -> _Model | None:
     if text is None:
         return None
@@ -107,7 +129,7 @@ def _token(credentials: Path) -> str | None:
 
 def _report(outcome: steps.Outcome) -> None:
     if outcome.folder is not None and (problem := report.write(outcome.report, outcome.folder)):
-        _log(f"no {report.REPORT}: the claim is not writable ({problem})")
+        _log(f"no {REPORT}: the claim is not writable ({problem})")
 
 
 def _finish(result: PreparationSummary, path: Path) -> None:

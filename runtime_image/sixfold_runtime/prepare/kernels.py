@@ -9,7 +9,7 @@ from typing import Any
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.kernel_check import check_kernels
-from sixfold_runtime.engine.linear import build_linear
+from sixfold_runtime.engine.linear import Linear, build_linear
 from sixfold_runtime.engine.loader import compute_dtype
 from sixfold_runtime.engine.quantized_module import quantised_names
 from sixfold_runtime.prepare.evaluate import device
@@ -24,5 +24,7 @@ def check(source: Path, prepared: Path) -> dict[str, Any]:
     quantization = read_json(prepared / CONFIG)["quantization_config"]
     dtype = compute_dtype(store.weights, where, available, quantization)
     full_dtype = compute_dtype(TensorStore(source).weights, where, available)
-    linears = {(name,): build_linear(store, [name], quantization, dtype, where) for name in quantised_names(store)}
+    linears: dict[tuple[str, ...], Linear] = {
+        (name,): build_linear(store, [name], quantization, dtype, where) for name in quantised_names(store)
+    }
     return dataclasses.asdict(check_kernels(linears, store, dtype, full_dtype, where)) | {"device": where.type}

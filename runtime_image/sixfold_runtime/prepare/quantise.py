@@ -178,6 +178,9 @@ class _Judge:
         scorer = CausalScorer(load_weights(folder, Task.GENERATION))
         return compare_generation(self._scorer, scorer, self._windows)
 
+    def output_errors(self, source: Path, prepared: Path) -> dict[str, float]:
+        return {linear: seen.output_error for linear, seen in self.saturation(source, prepared).items()}
+
     def saturation(self, source: Path, prepared: Path) -> dict[str, saturation.Activations]:
         task = Task.CLASSIFICATION if self._scorer is None else Task.GENERATION
         calibration = windows(self._texts.calibration, self._window_tokens)
@@ -200,9 +203,7 @@ def _try_out(
         if tries[-1].quality.loss <= order.budget:
             break
         began = time.monotonic()
-        losses = losses or {
-            linear: seen.output_error for linear, seen in judge.saturation(source, first.folder).items()
-        }
+        losses = losses or judge.output_errors(source, first.folder)
         folder, mixed = maker.raised(first.folder, plan, layers.worst(losses, share), name)
         tries.append(_judged(f"more for the {name}", folder, mixed, judge, began, order, log))
     return tries, losses

@@ -30,7 +30,7 @@ class Request:
     hub: hub.Hub
     artifact: tuple[str, str] | None = None
     """Claim and folder that new weights are written to."""
-    precision: Precision = Precision()
+    precision: Precision = field(default_factory=Precision)
     calibration: TextSource | None = None
     evaluation: TextSource | None = None
     budget: float | None = None

@@ -6,7 +6,6 @@ no user's request does: the weights come out worse than plain rounding, or as Na
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -54,7 +53,7 @@ def require_varied(samples: Sequence[Sample], name: str, widest_inputs: int) -> 
 def _is_constant(sample: Sample) -> bool:
     """Half of the tokens are one and the same, or the tokens are few for the length."""
     counts = Counter(sample.ids)
-    return counts.most_common(1)[0][1] * 2 > len(sample.ids) or len(counts) < math.sqrt(len(sample.ids)) / 2
+    return counts.most_common(1)[0][1] * 2 > len(sample.ids) or 2 * len(counts) ** 2 < len(sample.ids)
 
 
 def require_meaningful(samples: Sequence[Sample], name: str, loss: Loss) -> float:

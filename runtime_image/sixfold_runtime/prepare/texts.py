@@ -1,4 +1,4 @@
-"""Text of the user's own for calibration and evaluation: JSON lines with `text`, or `messages` of a chat, and `label`."""
+"""Text of the user's own for calibration and evaluation: JSON lines with `text` or a chat's `messages`, and `label`."""
 
 from __future__ import annotations
 
