@@ -7,6 +7,7 @@ of them that is faster than in full precision, and memory that is what the bits 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -18,6 +19,8 @@ import torch
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.decoder import Decoder
 from sixfold_runtime.engine.linear import DenseLinear, Linear
+
+log = logging.getLogger(__name__)
 
 _GPTQ_PARTS = ("qweight", "qzeros", "scales", "bias")
 _MAX_BYTES_RATIO = 1.25
@@ -55,10 +58,19 @@ class KernelCheck:
 
 
 def check_decoder(decoder: Decoder, store: TensorStore) -> KernelCheck:
-    """Check a decoder that was loaded from `store`, against what the engine computes full weights in: fp32 on a CPU,
-    else the decoder's own type."""
+    """Check a decoder that was loaded from `store`, and log the verdict. It is measured against what the engine
+    computes full weights in: fp32 on a CPU, else the decoder's own type."""
     full_dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
-    return check_kernels(decoder.linears, store, decoder.dtype, full_dtype, decoder.device)
+    found = check_kernels(decoder.linears, store, decoder.dtype, full_dtype, decoder.device)
+    if found.problem:
+        log.warning("%s: quantised in name only: %s", store.folder, found.problem)
+    else:
+        kernels = ", ".join(f"{count} {kernel}" for kernel, count in sorted(found.kernels.items()))
+        log.info(
+            "%s: quantised linears (%s) take %.1f MB, half precision would take %.1f MB",
+            store.folder, kernels, found.resident_bytes / 1e6, found.fp16_bytes / 1e6,
+        )  # fmt: skip
+    return found
 
 
 def check_kernels(

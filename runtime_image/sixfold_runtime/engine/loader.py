@@ -29,6 +29,7 @@ from sixfold_runtime.engine.decoder import Decoder
 from sixfold_runtime.engine.decoder_shape import decoder_shape
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.kernel_check import check_decoder
 from sixfold_runtime.engine.lora import ADAPTER_FOLDER, open_store
 from sixfold_runtime.engine.quantized_module import module_weight_bytes, plain_state, put_in
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer, load_tokenizer, read_json
@@ -87,6 +88,8 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
     decoder, module = None, None
     if shape is not None and own_quantization(quantization):
         decoder = Decoder(shape, settings, store, quantization, dtype, device)
+        if quantization is not None:
+            check_decoder(decoder, store)
         vocabulary, weight_bytes = len(decoder.embeddings), decoder.weight_bytes
     else:
         if (folder / ADAPTER_FOLDER).is_dir():

@@ -192,6 +192,12 @@ def test_quantised_checkpoints_are_not_pretended(gptq: Path, name: str) -> None:
     assert found.measured == "", "linears this small cost their calls"
 
 
+def test_loading_says_what_quantised_weights_are_worth(gptq: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        load(ServedModel(name="m", task=Task.GENERATION, path=str(gptq / "layered")), CPU)
+    assert "quantised linears (1 dense, 1 dense+int8-as-int4, 2 int4, 1 int8-as-int4)" in caplog.text
+
+
 def test_a_plain_checkpoint_is_no_quantised_one(base: Path) -> None:
     assert "no linear" in checked(base, {}).problem
 
