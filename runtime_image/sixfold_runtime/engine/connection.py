@@ -98,6 +98,7 @@ class Connection:
                 return
             if isinstance(message, Submit):
                 self._engine.submit(self, message.requests)
+                self._engine.give_turns(set(message.swap_turns))
             elif isinstance(message, Cancel):
                 self._engine.cancel(self, message.ids)
 

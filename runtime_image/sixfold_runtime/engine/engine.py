@@ -6,16 +6,18 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.device import choose_device, set_threads
-from sixfold_runtime.engine.errors import ModelLoadError, RequestError
+from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.model import EngineModel
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, engine_fault, failed
 
 log = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class Engine:
             on_models: called in the engine's thread when a model was loaded or failed to, or its weights changed.
             on_counts: called in the engine's thread when the number of running or waiting requests changed.
         """
-        self.models = {model.name: EngineModel(model, metrics) for model in models}
+        self.models = {model.name: EngineModel(model, metrics, SwapTurn(self.config_changed)) for model in models}
         self._config = config
         self._metrics = metrics
         self._device_name = device
@@ -105,8 +107,13 @@ class Engine:
         """Cancel all requests of a sink: whoever wanted them is gone."""
         self._commands.put(_Cancel(sink, None))
 
+    def give_turns(self, names: AbstractSet[str]) -> None:
+        """Let these models exchange their weights: no other engine does at the moment."""
+        for name in names & self.models.keys():
+            self.models[name].turn.give()
+
     def config_changed(self) -> None:
-        """Follow the new configuration, even while there are no requests."""
+        """Follow the configuration, even while there are no requests."""
         self._commands.put(_Wake())
 
     def drain(self) -> None:
@@ -199,14 +206,7 @@ class Engine:
             return
         generating = sum(model.served.task == Task.GENERATION for model in self.models.values())
         for model in self.models.values():
-            try:
-                model.load(device, generating, self._limits, self._config, self.config_changed)
-            except ModelLoadError as error:
-                model.error = str(error)
-                log.error("model %s: %s", model.served.name, error)
-            except Exception as error:  # whatever a foreign model's code raises: the others still load
-                model.error = f"{type(error).__name__}: {error}"
-                log.exception("model %s failed to load", model.served.name)
+            model.load(device, generating, self._limits, self._config, self.config_changed)
             self._on_models()
 
     def _obey(self) -> bool:

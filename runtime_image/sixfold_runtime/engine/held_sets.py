@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +37,13 @@ class LoadedSet:
 class HeldSets:
     """Changed by the engine's thread, read by any."""
 
-    def __init__(self, device: torch.device, metrics: EngineMetrics) -> None:
+    def __init__(self, device: torch.device, metrics: EngineMetrics, loaded: Iterable[LoadedSet]) -> None:
         self._device = device
         self._metrics = metrics
         self._sets: dict[str, LoadedSet] = {}
         """Replaced, never changed, since other threads iterate over it."""
+        for held in loaded:
+            self.add(held)
 
     def __iter__(self) -> Iterator[LoadedSet]:
         return iter(tuple(self._sets.values()))

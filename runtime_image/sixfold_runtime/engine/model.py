@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -13,11 +14,15 @@ from sixfold_api.scalars import Task
 from sixfold_runtime.engine.classification import ClassificationRunner
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.drafts import load_alone
+from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.weight_loader import Facts, Place
 from sixfold_runtime.engine.weight_sets import WeightSets
 from sixfold_runtime.engine.work import CurrentConfig, Output, Runner, Wake
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_LIMITS = {
     "cuda": Limits(max_running=128, prefill_tokens=1024),
@@ -34,6 +39,7 @@ class EngineModel:
 
     served: ServedModel
     metrics: EngineMetrics
+    turn: SwapTurn
     facts: Facts | None = None
     runner: Runner | None = None
     weights: WeightSets | None = None
@@ -82,20 +88,31 @@ class EngineModel:
     def load(
         self, device: torch.device, generating_models: int, limits: Limits | None, config: CurrentConfig, wake: Wake
     ) -> None:
-        """Load the weights and answer a first forward; ready after that.
+        """Load the weights and answer a first forward; ready after that, or `error` says why not.
 
         Args:
             generating_models: how many share the memory for KV caches.
             limits: by default what suits the device.
             wake: called in another thread when `adapt` has something to do.
-
-        Raises:
-            ModelLoadError: the folder can't be served.
         """
+        try:
+            self._load(device, generating_models, limits, config, wake)
+        except ModelLoadError as error:
+            self.error = str(error)
+            log.error("model %s: %s", self.served.name, error)
+        except Exception as error:  # whatever a foreign model's code raises: the others still load
+            self.error = f"{type(error).__name__}: {error}"
+            log.exception("model %s failed to load", self.served.name)
+
+    def _load(
+        self, device: torch.device, generating_models: int, limits: Limits | None, config: CurrentConfig, wake: Wake
+    ) -> None:
         limits = limits or _DEFAULT_LIMITS[device.type]
         kv_share = _KV_SHARE[device.type] / max(1, generating_models)
         if self.served.task == Task.GENERATION:
-            self.weights = WeightSets(self.served, Place(device, limits, kv_share), config, self.metrics, wake)
+            self.weights = WeightSets(
+                self.served, Place(device, limits, kv_share), config, self.metrics, wake, self.turn
+            )
             self.facts, self.runner = self.weights.facts, self.weights
         else:
             self._load_classifier(device, limits, config)

@@ -68,8 +68,10 @@ class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
 Request = Generate | Classify
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit"):
+class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     requests: list[Request]
+    swap_turns: list[str] = []
+    """Models whose weights this engine may exchange now: no other engine is in the middle of that."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -162,6 +164,8 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stop strings from the model's generation_config.json: they end every chat turn."""
     swapping: bool = False
     """Its weights are being exchanged: new requests wait, so another engine is the better choice."""
+    swap_pending: bool = False
+    """Its weights have to be exchanged, and it waits for its turn."""
 
 
 class MissingModel(msgspec.Struct, frozen=True, omit_defaults=True):

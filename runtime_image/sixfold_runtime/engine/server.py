@@ -91,10 +91,12 @@ class EngineServer:
         connection = Connection(socket, self.engine)
         connection.send(self.state())
         self.connections.add(connection)
+        self._share_turns()
         try:
             await connection.run()
         finally:
             self.connections.discard(connection)
+            self._share_turns()
 
     async def drain(self) -> None:
         """Take no new requests; return when the others are done and told, or after drain_seconds."""
@@ -125,6 +127,7 @@ class EngineServer:
                     ready=model.is_ready,
                     stop=model.facts.stop_strings,
                     swapping=model.is_swapping,
+                    swap_pending=model.turn.is_waiting,
                 )
                 for name, model in engine.models.items()
                 if model.facts is not None and model.runner is not None
@@ -161,6 +164,10 @@ class EngineServer:
     def tokenizer_bundle(self, sha256: str) -> bytes | None:
         bundles = (model.facts.tokenizer for model in self.engine.models.values() if model.facts)
         return next((entry.bundle for entry in bundles if entry.sha256 == sha256), None)
+
+    def _share_turns(self) -> None:
+        for model in self.engine.models.values():
+            model.turn.is_shared = bool(self.connections)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         """Run in the event loop, from any thread; nobody is left to be told once the loop is closed."""

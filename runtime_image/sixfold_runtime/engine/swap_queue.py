@@ -21,6 +21,7 @@ class SwapQueue:
         self._metrics = metrics
         self._waiting: dict[Key, Generate] = {}
         self._refused: dict[Key, Output] = {}
+        metrics.watch_swap_queue(self.__len__)
 
     def __len__(self) -> int:
         return len(self._waiting)

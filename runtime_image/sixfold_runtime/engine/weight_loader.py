@@ -78,10 +78,15 @@ class WeightLoader:
         if served.quantized is not None:
             self._folders[served.quantized.name] = as_served(served.quantized)
 
-    def placement(self) -> FullWeights:
-        """Whether both sets stay in memory; to be asked before any is loaded. Swap where a folder can't be read."""
+    def placement(self) -> FullWeights | None:
+        """Resident or Swap, or None for a model with one set of weights; to be asked before any is loaded.
+
+        Swap where a folder can't be read.
+        """
         served, place = self._served, self._place
-        if served.quantized is None or served.full_weights is not FullWeights.AUTO:
+        if served.quantized is None:
+            return None
+        if served.full_weights is not FullWeights.AUTO:
             return served.full_weights
         available = place.available_bytes(place.device)
         try:

@@ -21,6 +21,7 @@ from sixfold_runtime.engine.held_sets import HeldSets, LoadedSet
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.swap_queue import SwapQueue
+from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.weight_loader import Facts, Load, Place, WeightLoader
 from sixfold_runtime.engine.work import CurrentConfig, Key, Output
 
@@ -48,12 +49,14 @@ class WeightSets:
         config: CurrentConfig,
         metrics: EngineMetrics,
         wake: Callable[[], None] = lambda: None,
+        turn: SwapTurn | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load what the level asks for, the other weights too if they are to be resident, and the draft.
 
         Args:
-            wake: called in another thread when weights were loaded: then `adapt` has something to do.
+            wake: called in another thread when `adapt` has something to do.
+            turn: asked before new requests have to wait for an exchange.
 
         Raises:
             ModelLoadError: no weights could be loaded.
@@ -64,32 +67,26 @@ class WeightSets:
         self._metrics = metrics
         self._wake = wake
         self._clock = clock
+        self._turn = turn or SwapTurn(wake)
         self._loader = WeightLoader(served, place, config, metrics)
         self._load: Load | None = None
-        self._is_closing = False
-        """Running requests finish, so that the weights can go."""
+        self._is_closing = False  # or running requests finish, so that the weights can go
         self._asked_seconds: float | None = None
         self._load_config: RuntimeConfig | None = None
         self._failed_config: RuntimeConfig | None = None
         self.is_broken = False
         self.swap_seconds: float | None = None
-        placement = self._loader.placement()
-        self.full_weights = None if served.quantized is None else placement
-        both = served.quantized is not None and placement is FullWeights.RESIDENT
+        self.full_weights = self._loader.placement()
+        both = self.full_weights is FullWeights.RESIDENT
         loaded, self.weights_error = self._loader.load_first(self._wanted, both)
         if self.weights_error:
             self._failed_config = config()
-        self._sets = HeldSets(place.device, metrics)
-        for held in loaded:
-            self._sets.add(held)
-        self.active = loaded[0].name
-        self._fallback = self.active
+        self._sets = HeldSets(place.device, metrics, loaded)
+        self.active = self._fallback = loaded[0].name
         assert self._loader.facts is not None
         self.facts: Facts = self._loader.facts
         of_model = metrics.of(served.name)
         self._queue = SwapQueue(place.limits.max_waiting, self.facts.vocabulary_tokens, config, of_model)
-        if both or self.full_weights is FullWeights.SWAP:
-            of_model.watch_swap_queue(lambda: len(self._queue))
 
     # -- what there is
 
@@ -200,6 +197,7 @@ class WeightSets:
             if self._failed_config is not self._config():
                 self.weights_error = ""
             self._asked_seconds = None
+            self._turn.end()
             self._open()
             return
         if self._asked_seconds is None:
@@ -209,7 +207,7 @@ class WeightSets:
         elif (held := self._sets.get(self.active)) is None or not self._must_make_room(wanted, held):
             self._load_config = self._config()
             self._start(wanted)
-        else:
+        elif self._is_closing or self._turn.ask():
             self._close(held)
             if held.is_idle:
                 self._fallback, self.active = held.name, ""
@@ -222,7 +220,7 @@ class WeightSets:
         """Once it is decided that running requests finish first, it stays so."""
         if self.full_weights is FullWeights.RESIDENT:
             return False
-        return self._is_closing or not self._loader.fits_beside(wanted, held)
+        return self._is_closing or self._turn.is_waiting or not self._loader.fits_beside(wanted, held)
 
     def _start(self, name: str) -> None:
         log.info("model %s: loading the weights %s", self._served.name, name)
@@ -281,6 +279,7 @@ class WeightSets:
     def _close(self, held: LoadedSet) -> None:
         if not self._is_closing:
             self._is_closing = True
+            self._turn.end()
             self._queue.put_first(held.runner.withdraw())
 
     def _open(self) -> None:
@@ -297,4 +296,5 @@ class WeightSets:
         return max(1.0, (self.swap_seconds or _USUAL_SWAP_SECONDS) - (now - asked_seconds))
 
     def _told(self) -> tuple[object, ...]:
-        return self.active, self.is_swapping, self.is_broken, self.weights_error, self.swap_seconds
+        exchange = self.is_swapping, self._turn.is_waiting, self.swap_seconds
+        return self.active, *exchange, self.is_broken, self.weights_error

@@ -14,7 +14,7 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo
+from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
 from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
@@ -47,6 +47,18 @@ def choose(choices: Iterable[Choice]) -> Choice | None:
         return choice.model.swapping, choice.session.in_flight, choice.session.last_used
 
     return min(choices, key=rank, default=None)
+
+
+def swap_turns(states: Sequence[State]) -> dict[str, int]:
+    """For each model the engine, as an index, whose turn it is to exchange its weights.
+
+    That is the first pod by name that waits for it, while none is in the middle of it. Every gateway that is told the
+    same comes to the same answer.
+    """
+    models = [(state.pod, index, model) for index, state in enumerate(states) for model in state.models]
+    busy = {model.name for _, _, model in models if model.swapping}
+    waiting = [(pod, index, m.name) for pod, index, m in models if m.swap_pending and m.name not in busy]
+    return {name: index for _, index, name in sorted(waiting, reverse=True)}
 
 
 def parse_target(target: str) -> Address:
@@ -245,4 +257,7 @@ class Pool:
         self._answered |= {target for session, (target, _) in self._sessions.items() if self._is_ready(session)}
         if waited and not self.waiting_for:
             log.info("ready for requests: %s", ", ".join(self._known))
+        told = [(session, session.state) for session in self._sessions if session.state is not None]
+        for name, index in swap_turns([state for _, state in told]).items():
+            told[index][0].give_turn(name)
         self._changed.set()

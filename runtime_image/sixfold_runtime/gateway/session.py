@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
@@ -31,6 +32,11 @@ class EngineLostError(Exception):
     """The connection to the engine ended before the request did."""
 
 
+@dataclass(frozen=True)
+class _Turn:
+    model: str
+
+
 Event = Chunk | Done
 _Inbox = asyncio.Queue[Event | None]
 
@@ -51,7 +57,8 @@ class Session:
         self._socket = socket
         self._on_state = on_state
         self._inboxes: dict[str, _Inbox] = {}
-        self._outgoing: asyncio.Queue[Request | str] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Request | str | _Turn] = asyncio.Queue()
+        self._turns: set[str] = set()
         self._open = True
 
     @property
@@ -72,6 +79,12 @@ class Session:
             for inbox in self._inboxes.values():
                 inbox.put_nowait(None)
 
+    def give_turn(self, model: str) -> None:
+        """Let the engine exchange a model's weights; once for each time that it waits for that."""
+        if model not in self._turns:
+            self._turns.add(model)
+            self._outgoing.put_nowait(_Turn(model))
+
     def _receive(self, frame: bytes) -> None:
         message = decode_to_gateway(frame)
         if isinstance(message, Step):
@@ -81,6 +94,7 @@ class Session:
             self._deliver(message)
         else:
             self.state = message
+            self._turns &= {model.name for model in message.models if model.swap_pending}
             self._on_state()
 
     def _deliver(self, event: Event) -> None:
@@ -94,10 +108,11 @@ class Session:
             items = [await self._outgoing.get()]
             while not self._outgoing.empty():
                 items.append(self._outgoing.get_nowait())
-            requests = [item for item in items if not isinstance(item, str)]
+            requests = [item for item in items if not isinstance(item, str | _Turn)]
+            turns = [item.model for item in items if isinstance(item, _Turn)]
             cancelled = [item for item in items if isinstance(item, str)]
-            if requests:
-                await self._socket.send(encode(Submit(requests)))
+            if requests or turns:
+                await self._socket.send(encode(Submit(requests, turns)))
             if cancelled:
                 await self._socket.send(encode(Cancel(cancelled)))
 

@@ -403,6 +403,36 @@ def test_every_series_can_be_scraped_while_weights_come_and_go(scene: Scene) -> 
     assert 'sixfold_requests_running{namespace="default",policy="local",variant="chat"} 0.0' in scraped
 
 
+def test_an_exchange_that_keeps_requests_waiting_waits_for_its_turn(scene: Scene, texts: dict[str, str]) -> None:
+    sets = scene.start(FullWeights.SWAP)
+    sets._turn.is_shared = True
+    scene.available_bytes = 0
+    scene.level(1)
+    assert sets._turn.is_waiting
+    assert not sets.is_swapping
+    assert scene.answer("before") == texts["chat"], "the old weights answer until it is this engine's turn"
+    scene.available_bytes = PLENTY
+    sets._turn.give()
+    assert scene.loaded.wait(SECONDS)
+    scene.loaded.clear()
+    sets._loader.fits_beside = lambda *_: False
+    sets.adapt()
+    assert sets.is_swapping
+    assert not sets._turn.is_waiting, "the turn is over once the exchange has begun: requests wait, others may follow"
+    scene.finish_load()
+    assert scene.answer("after") == texts["chat-int4"]
+
+
+def test_a_level_that_comes_back_gives_up_the_turn(scene: Scene) -> None:
+    sets = scene.start(FullWeights.SWAP)
+    sets._turn.is_shared = True
+    scene.available_bytes = 0
+    scene.level(1)
+    scene.level(0)
+    assert not sets._turn.is_waiting
+    assert sets.active == "chat"
+
+
 def test_the_engines_thread_swaps_without_requests(folders: dict[str, Path], new_collector: Callable[[], Any]) -> None:
     """Nothing but the change of the configuration wakes it; states are told as they change."""
     config, told, changed = [levels(0)], [], threading.Condition()
