@@ -259,7 +259,7 @@ def test_a_large_linear_is_measured_against_its_twin(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _peft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where PEFT finds GPTQModel it insists on optimum too, even for full-precision models."""
+    """Where PEFT finds GPTQModel it imports it, which takes 20 seconds, even for full-precision models."""
     monkeypatch.setitem(sys.modules, "gptqmodel", None)
 
 
