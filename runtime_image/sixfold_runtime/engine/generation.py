@@ -14,6 +14,7 @@ import torch
 
 from sixfold_api.generation import MAX_DRAFT_TOKENS
 from sixfold_api.modes import Mode
+from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.forward import make_forward
@@ -21,9 +22,10 @@ from sixfold_runtime.engine.lane import Flight, Lane
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.logprobs import TokenBytes
 from sixfold_runtime.engine.memory import LOGIT_BYTES, measure
-from sixfold_runtime.engine.metrics import DECODE, PREFILL, ModelMetrics
+from sixfold_runtime.engine.metrics import DECODE, ModelMetrics
 from sixfold_runtime.engine.picker import Picked, Picker
 from sixfold_runtime.engine.pipeline import LogitsSampler, Task
+from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.samplers import Samplers
 from sixfold_runtime.engine.scheduler import Entry, Limits, Prefill, Scheduler
@@ -77,8 +79,7 @@ class GenerationRunner:
         self._metrics = metrics
         self._clock = clock
         self._sequences: dict[Key, Sequence] = {}
-        self._group = self._forward.new_cache()
-        """The prompts being prefilled; row i is the i-th key of the scheduler's Prefill."""
+        self._prompts = PromptGroup(self._forward, metrics)
         self._lanes = [self._lane()]
         self._context_tokens = target.context_tokens
         self._scheduler: Scheduler[Key] = Scheduler(limits)
@@ -86,9 +87,11 @@ class GenerationRunner:
         step_bytes = limits.max_running * (MAX_DRAFT_TOKENS + 1) * target.vocabulary_tokens * LOGIT_BYTES
         self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
         self._token_bytes = TokenBytes(target.tokenizer.tokenizer)
+        self._threads = 0
+        """That a step is computed with; 0 leaves it as it is."""
 
     def warm_up(self, kv_budget_bytes: int) -> None:
-        """Run a first forward, and derive from it what the KV caches may hold and how far to draft.
+        """Run first forwards; derive from them what the KV caches may hold, how far to draft, and the threads.
 
         Raises:
             ModelLoadError: a model computes no finite logits, or there is no memory for a KV cache.
@@ -101,6 +104,10 @@ class GenerationRunner:
         self._context_tokens = budget.context_tokens
         self._scheduler = Scheduler(replace(limits, kv_tokens=budget.kv_tokens))
         self._speculation.cap_tokens = budget.draft_tokens
+        if self._model.device.type == "cpu":
+            cache = self._forward.new_cache(1)
+            self._threads = fastest_threads(lambda: self._forward([[0]], cache), set_threads())
+            log.info("model %s: %d threads compute a step", self._model.served.name, self._threads)
 
     @property
     def context_tokens(self) -> int:
@@ -116,7 +123,7 @@ class GenerationRunner:
 
     @property
     def kv_bytes(self) -> int:
-        return self._group.allocated_bytes + sum(lane.kv_bytes for lane in self._lanes)
+        return self._prompts.cache.allocated_bytes + sum(lane.kv_bytes for lane in self._lanes)
 
     @property
     def notes(self) -> RunnerNotes:
@@ -124,6 +131,10 @@ class GenerationRunner:
         problems = {Mode.SPECULATIVE: self._speculation.fault, Mode.SAMPLER_PIPELINE: self._samplers.problem}
         unsupported = {mode: problem for mode, problem in problems.items() if problem}
         return RunnerNotes(unsupported, self._speculation.shortened)
+
+    def configure(self) -> None:
+        """Follow the configuration while nothing is computed, so that `notes` are of now."""
+        self._samplers.current(self._config().stable.sampler_pipeline)
 
     def close(self) -> None:
         """Give up what isn't memory of this object: the sampler's threads."""
@@ -172,6 +183,8 @@ class GenerationRunner:
 
     def step(self) -> list[Output]:
         """The next tokens of every running sequence, and a piece of prefill."""
+        if self._threads and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # another model of this engine may be faster with others
         plan = self._scheduler.step()
         for key in plan.admitted:
             self._begin(self._sequences[key])
@@ -259,14 +272,7 @@ class GenerationRunner:
                 self._advance(sequence, result, outputs)
 
     def _prefill(self, prefill: Prefill[Key], sequences: list[Sequence], outputs: list[Output]) -> None:
-        if prefill.start == 0:
-            self._group = self._forward.new_cache(len(sequences))
-        ends = [prefill.start + count for count in prefill.counts]
-        tokens = [
-            sequence.request.token_ids[prefill.start : end] for sequence, end in zip(sequences, ends, strict=True)
-        ]
-        logits = self._forward(tokens, self._group)
-        self._metrics.forward(PREFILL, sum(prefill.counts), prefill.padded_tokens)
+        logits = self._prompts.compute(prefill, sequences)
         if not prefill.finishes:
             return
         # The first token is wanted at once, so it is picked in line.
@@ -274,8 +280,8 @@ class GenerationRunner:
         picked = self._samplers.inline.submit(logits[:, None], tasks).result()
         lanes = self._lanes if self._samplers.is_overlapping else self._lanes[:1]
         for row, sequence in enumerate(sequences):
-            min(lanes, key=lambda lane: len(lane.sequences)).join(sequence, self._group, row)
-        self._group.clear()
+            min(lanes, key=lambda lane: len(lane.sequences)).join(sequence, self._prompts.cache, row)
+        self._prompts.clear()
         for sequence, result in zip(sequences, picked, strict=True):
             self._advance(sequence, result, outputs)
 
@@ -310,4 +316,4 @@ class GenerationRunner:
         elif lane is not None:
             lane.leave(sequence)
         elif not self._scheduler.is_prefilling:
-            self._group.clear()
+            self._prompts.clear()

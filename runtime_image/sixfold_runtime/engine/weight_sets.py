@@ -178,6 +178,8 @@ class WeightSets:
         Returns whether anything changed that operator and gateways are told.
         """
         before = self._told()
+        for held in self._sets:
+            held.runner.configure()
         self._take_loaded()
         if self._load is None:
             self._follow_level()
@@ -291,10 +293,8 @@ class WeightSets:
         return RequestError(503, "model_not_ready", f"model {self._served.name!r} isn't ready: {self.weights_error}")
 
     def _seconds_left(self) -> float:
-        now = self._clock()
-        asked_seconds = now if self._asked_seconds is None else self._asked_seconds
-        return max(1.0, (self.swap_seconds or _USUAL_SWAP_SECONDS) - (now - asked_seconds))
+        so_far_seconds = 0.0 if self._asked_seconds is None else self._clock() - self._asked_seconds
+        return max(1.0, (self.swap_seconds or _USUAL_SWAP_SECONDS) - so_far_seconds)
 
     def _told(self) -> tuple[object, ...]:
-        exchange = self.is_swapping, self._turn.is_waiting, self.swap_seconds
-        return self.active, *exchange, self.is_broken, self.weights_error
+        return self.active, self.is_swapping, self._turn.is_waiting, self.is_broken, self.weights_error

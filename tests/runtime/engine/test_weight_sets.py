@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from safetensors.torch import load_file, save_file
 
 from sixfold_api.effective import effective
-from sixfold_api.generation import GenerationSpec, QuantizedSpec, SpeculativeSpec
+from sixfold_api.generation import GenerationSpec, QuantizedSpec, SamplerPipelineSpec, SpeculativeSpec
 from sixfold_api.modes import Mode
 from sixfold_api.pods import VariantRef
 from sixfold_api.policy import InferencePolicySpec
@@ -43,6 +43,7 @@ def levels(level: int) -> RuntimeConfig:
         variant_ref=VariantRef(name="chat"),
         quantized=QuantizedSpec(variant_ref=VariantRef(name="chat-int4")),
         speculative=SpeculativeSpec(draft_variant_ref=VariantRef(name="chat-draft")),
+        sampler_pipeline=SamplerPipelineSpec(),
     )
     return RuntimeConfig(sequence=level, stable=effective(InferencePolicySpec(generation=generation), level).config)
 
@@ -391,6 +392,14 @@ def test_speculation_without_a_draft_says_so(scene: Scene) -> None:
     assert "without a draft" in sets.unsupported[Mode.SPECULATIVE]
     scene.level(1)
     assert Mode.SPECULATIVE not in sets.unsupported, "it is off"
+
+
+def test_a_sampler_pipeline_without_a_gpu_says_so_before_any_request(scene: Scene) -> None:
+    sets = scene.start()
+    scene.level(3)
+    assert "without a GPU" in sets.unsupported[Mode.SAMPLER_PIPELINE]
+    scene.level(2)
+    assert Mode.SAMPLER_PIPELINE not in sets.unsupported
 
 
 def test_every_series_can_be_scraped_while_weights_come_and_go(scene: Scene) -> None:
