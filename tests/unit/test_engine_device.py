@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sixfold_runtime.engine.classification import batch_size
-from sixfold_runtime.engine.device import available_memory_bytes, choose_device, quota_threads
+from sixfold_runtime.engine.device import available_memory_bytes, choose_device, fastest_threads, quota_threads
 from sixfold_runtime.engine.loader import Weights, compute_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -52,3 +52,28 @@ def test_the_compute_type_is_fp32_on_a_cpu_with_room(
 )
 def test_a_classifiers_batch_is_bounded_with_its_padding(lengths: list[int], count: int) -> None:
     assert batch_size(lengths, max_rows=4, max_tokens=100) == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "expected"),
+    [
+        ({1: 1.0, 2: 0.6, 4: 0.4}, 4, 4),
+        ({1: 1.0, 2: 0.95, 4: 0.94}, 4, 1),
+        ({1: 1.0, 2: 3.0, 3: 0.5}, 3, 3),
+        ({1: 1.0, 2: 50.0}, 2, 1),
+        ({1: 1.0}, 1, 1),
+    ],
+)
+def test_the_thread_count_that_pays_is_used(seconds: dict[int, float], most: int, expected: int) -> None:
+    now = 0.0
+
+    def step() -> None:
+        nonlocal now
+        now += seconds[torch.get_num_threads()]
+
+    before = torch.get_num_threads()
+    try:
+        assert fastest_threads(step, most, lambda: now) == expected == torch.get_num_threads()
+        assert now <= 9.001 * sum(seconds.values())
+    finally:
+        torch.set_num_threads(before)

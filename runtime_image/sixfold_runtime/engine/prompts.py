@@ -1,0 +1,43 @@
+"""The prompts that are being prefilled: a group of whole ones, or one long one piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListOf
+
+import torch
+
+from sixfold_runtime.engine.forward import Forward
+from sixfold_runtime.engine.kv_cache import KVCache
+from sixfold_runtime.engine.metrics import PREFILL, ModelMetrics
+from sixfold_runtime.engine.scheduler import Prefill
+from sixfold_runtime.engine.sequence import Sequence
+from sixfold_runtime.engine.work import Key
+
+
+class PromptGroup:
+    """Has a KV cache of its own: a prompt joins the decoding sequences when all of it is computed.
+
+    Attributes:
+        cache: row i is the i-th prompt of the scheduler's Prefill.
+    """
+
+    def __init__(self, forward: Forward, metrics: ModelMetrics) -> None:
+        self._forward = forward
+        self._metrics = metrics
+        self.cache: KVCache = forward.new_cache()
+
+    def compute(self, prefill: Prefill[Key], sequences: ListOf[Sequence]) -> torch.Tensor:
+        """Compute a piece; float32 logits [prompts, vocabulary] after the last token of each."""
+        if prefill.start == 0:
+            self.cache = self._forward.new_cache(len(sequences))
+        ends = [prefill.start + count for count in prefill.counts]
+        pieces = [
+            sequence.request.token_ids[prefill.start : end] for sequence, end in zip(sequences, ends, strict=True)
+        ]
+        logits = self._forward(pieces, self.cache)
+        self._metrics.forward(PREFILL, sum(prefill.counts), prefill.padded_tokens)
+        return logits
+
+    def clear(self) -> None:
+        """Forget the prompts and free the memory."""
+        self.cache.clear()
