@@ -86,7 +86,9 @@ class Speculation:
             if drafted:
                 sequence.drafted_tokens += drafted
                 self._metrics.speculated(sequence.level, drafted, result.accepted)
-            strategy.observe(sequence, flight.contexts[sequence], drafted, result.accepted)
+            # Drafts behind the end of an answer were neither accepted nor rejected.
+            judged = result.accepted if len(result.tokens) == result.accepted else drafted
+            strategy.observe(sequence, flight.contexts[sequence], judged, result.accepted)
         for strategy in used.values():
             strategy.measured(len(flight.sequences), longest, flight.draft_seconds, verify_seconds)
         if longest:
@@ -99,18 +101,23 @@ class Speculation:
 
     def _lengths(self, lane: Lane, drafter: Drafter) -> dict[Sequence, int]:
         """Sequences that tokens are drafted for now, and how many."""
-        groups: dict[tuple[DraftLength, int], tuple[DraftLengths, list[Sequence]]] = {}
-        for sequence in lane.sequences:
-            if sequence.speculative is not None:
-                key = self._strategy_key(sequence.speculative)
-                groups.setdefault(key, (self._strategy(sequence.speculative), []))[1].append(sequence)
+        strategies = {
+            id(strategy): strategy
+            for sequence in lane.sequences
+            if sequence.speculative is not None
+            for strategy in (self._strategy(sequence.speculative),)
+        }
         lengths: dict[Sequence, int] = {}
-        for strategy, sequences in groups.values():
-            rows = [self._row(sequence, drafter) for sequence in sequences]
-            lengths |= dict(zip(sequences, strategy.lengths(rows), strict=True))
-        return {sequence: length for sequence, length in lengths.items() if length > 0}
+        for strategy in strategies.values():
+            # Each sees the whole batch, since that is what its measured times are of; the others' rows have no room.
+            rows = [self._row(sequence, drafter, strategy) for sequence in lane.sequences]
+            drafts = zip(lane.sequences, strategy.lengths(rows), strict=True)
+            lengths |= {sequence: length for sequence, length in drafts if length > 0}
+        return lengths
 
-    def _row(self, sequence: Sequence, drafter: Drafter) -> Row:
+    def _row(self, sequence: Sequence, drafter: Drafter, strategy: DraftLengths) -> Row:
+        if sequence.speculative is None or self._strategy(sequence.speculative) is not strategy:
+            return Row(sequence, len(sequence.context), room_tokens=0)
         # The target adds a token of its own to each draft.
         room = min(sequence.room_tokens - 1, drafter.reach_tokens(sequence), self.cap_tokens)
         return Row(sequence, len(sequence.context), max(0, room), drafter.lag_tokens(sequence))
