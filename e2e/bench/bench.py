@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 BENCHES = {
-    "decode": "16 concurrent requests of mixed lengths: the engine over transformers' generate() in static batches",
+    "decode": "16 concurrent requests of mixed lengths: the engine over transformers, and over vLLM's CPU build",
     "levels": "a level change to every pod: poked kubelets over kubelets left to their own period (needs a cluster)",
     "sampler": "the NumPy sampler over transformers' logits processors, batch 8, top-p 0.9 with both penalties",
     "speculative": "drafting over plain decoding, assisted generation and generate(), where it pays and where not",
