@@ -3,8 +3,8 @@
     locked.py RUNTIME QUANTISE
 
 Each folder holds `constraints.txt`, pins and hashes of the lock file, without and with the extra `quantise`. The first
-gets `requirements.txt`, what the runtime asks for; the second `quantise.txt`, what the extra adds to that as wheels, and
-`sources.txt`, what it adds as sources only, with hashes.
+gets `requirements.txt`, what the runtime asks for; the second `quantise.txt`, what the extra adds to that as wheels,
+and `sources.txt`, what it adds as sources only, with hashes.
 """
 
 import re

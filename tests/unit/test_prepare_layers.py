@@ -47,13 +47,13 @@ def test_a_name_matches_from_a_dot_on():
 
 
 def test_groups_must_divide_the_inputs():
-    with pytest.raises(PreparationError, match="groups of 256 don't divide the 128 inputs of .*q_proj: use 128"):
+    with pytest.raises(PreparationError, match=r"groups of 256 don't divide the 128 inputs of .*q_proj: use 128"):
         plan(groupSize=256)
     assert plan(groupSize=-1)["model.layers.0.mlp.down_proj"] == Grid(4, -1)
 
 
 def test_what_cannot_be_packed_is_named():
-    with pytest.raises(PreparationError, match="layers.0.head has 128 inputs and 10 outputs"):
+    with pytest.raises(PreparationError, match=r"layers\.0\.head has 128 inputs and 10 outputs"):
         gptq_plan({"layers.0.head": LinearShape(128, 10)}, Precision.model_validate({"scheme": "GPTQ"}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,23 @@ from sixfold_runtime.prepare.files import ADAPTER, read_json, weight_files
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def import_peft() -> Any:
+    """PEFT, which is made to believe that there is no GPTQModel: the bases here are torch's own linears.
+
+    Else it would import GPTQModel, twenty seconds that also change transformers, and refuse to work without optimum.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    imported = sys.modules.pop("gptqmodel", None)
+    sys.modules["gptqmodel"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("peft.import_utils").is_gptqmodel_available()  # it remembers its answer
+    finally:
+        del sys.modules["gptqmodel"]
+        if imported is not None:
+            sys.modules["gptqmodel"] = imported
+    return importlib.import_module("peft")
 
 
 def require_adapter(folder: Path) -> None:
@@ -49,9 +67,8 @@ def put_on(source: Path, scheme: Scheme, adapter: Path, target: Path, log: Calla
 
 
 def _merge(source: Path, adapter: Path, target: Path) -> None:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers: Any = importlib.import_module("transformers")
-    peft: Any = importlib.import_module("peft")
+    peft = import_peft()
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
     try:
         merged = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)

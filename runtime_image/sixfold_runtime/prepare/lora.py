@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from sixfold_api.precision import Scheme
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.lora import RETRAINED_FILE, base_digest
 from sixfold_runtime.engine.quantized_module import plain_state
-from sixfold_runtime.prepare.adapter import require_adapter
+from sixfold_runtime.prepare.adapter import import_peft, require_adapter
 from sixfold_runtime.prepare.evaluate import device
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.files import read_config
@@ -124,9 +123,8 @@ def _split(samples: Sequence[Sample], seed: int) -> tuple[list[tuple[int, ...]],
 
 def _adapted(base: Path, adapter: Path) -> Any:
     """PEFT's model: the quantised base, frozen and float32, and the adapter to be trained."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    peft = import_peft()
     transformers: Any = importlib.import_module("transformers")
-    peft: Any = importlib.import_module("peft")
     config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
     del config.quantization_config
     state = plain_state(TensorStore(base), torch.float32)
