@@ -90,12 +90,9 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        layers = sum(
-            part.weight_bytes
-            for layer in self._layers
-            for part in (layer.attention_norm, layer.qkv, layer.output, layer.mlp_norm, layer.gate_up, layer.down)
-        )
-        return layers + self.embeddings.nbytes + self._norm.weight_bytes + self._head.weight_bytes
+        parts: list[Linear | RMSNorm] = [self._norm, self._head]
+        parts += [part for layer in self._layers for part in vars(layer).values() if part is not None]
+        return self.embeddings.nbytes + sum(part.weight_bytes for part in parts)
 
     @property
     def cache_shape(self) -> CacheShape:
