@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,6 +26,8 @@ class LoadedSet:
     weight_bytes: int
     kv_budget_bytes: int
     """What the KV caches may grow to."""
+    weights: weakref.ref[Any]
+    """Whatever holds the tensors."""
 
     @property
     def is_idle(self) -> bool:
@@ -70,6 +74,11 @@ class HeldSets:
     def is_idle(self) -> bool:
         return all(held.is_idle for held in self)
 
+    def configure(self) -> None:
+        """Let the runners follow the configuration."""
+        for held in self:
+            held.runner.configure()
+
     def add(self, loaded: LoadedSet) -> None:
         self._sets = {**self._sets, loaded.name: loaded}
         self._metrics.of(loaded.name).watch(self._finder(loaded.name))
@@ -78,12 +87,13 @@ class HeldSets:
         """Free the memory of these, unless somebody else holds on to them."""
         if not names:
             return
+        weights = [self._sets[name].weights for name in names]
         for name in names:
             self._sets[name].runner.close()
             self._metrics.of(name).released()
             log.info("the weights %s are given up", name)
         self._sets = {name: held for name, held in self._sets.items() if name not in names}
-        release_memory(self._device)
+        release_memory(self._device, any(reference() is not None for reference in weights))
 
     def _finder(self, name: str) -> Callable[[], GenerationRunner | None]:
         """For the metrics, which live on: they must not keep a runner and its weights in memory."""

@@ -73,9 +73,15 @@ def weight_bytes(folder: Path, device: torch.device, available_bytes: int) -> in
     return stored_bytes
 
 
-def release_memory(device: torch.device) -> None:
-    """Give back what deleted weights held: to the driver, or to the operating system."""
-    gc.collect()  # modules of transformers hold themselves in cycles
+def release_memory(device: torch.device, have_cycles: bool) -> None:
+    """Give back what deleted weights held: to the driver, or to the operating system.
+
+    Args:
+        have_cycles: the weights hold themselves, as modules of transformers do. Collecting them stops the whole
+            process for a good part of a second.
+    """
+    if have_cycles:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     with suppress(AttributeError, OSError):  # glibc keeps freed blocks below 32 MiB otherwise; others have no such call

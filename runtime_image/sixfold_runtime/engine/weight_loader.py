@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +181,8 @@ class WeightLoader:
         runner = GenerationRunner(model, self._place.limits, self._config, metrics, draft=self._draft)
         runner.warm_up(kv_budget_bytes)
         metrics.loaded(model.load_seconds, model.weight_bytes)
-        return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes)
+        weights = weakref.ref(model.decoder or model.module)
+        return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes, weights)
 
     def _kv_budget_bytes(self, freed_bytes: int = 0) -> int:
         return int((self._place.available_bytes(self._place.device) + freed_bytes) * self._place.kv_share)

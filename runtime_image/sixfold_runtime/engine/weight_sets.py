@@ -178,8 +178,7 @@ class WeightSets:
         Returns whether anything changed that operator and gateways are told.
         """
         before = self._told()
-        for held in self._sets:
-            held.runner.configure()
+        self._sets.configure()
         self._take_loaded()
         if self._load is None:
             self._follow_level()

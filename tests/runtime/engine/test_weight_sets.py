@@ -22,6 +22,7 @@ from sixfold_api.pods import VariantRef
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.runtime_config import Draft, RuntimeConfig, ServedModel, WeightSet
 from sixfold_api.scalars import FullWeights, Task
+from sixfold_runtime.engine import held_sets
 from sixfold_runtime.engine.engine import Engine
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.metrics import EngineMetrics
@@ -187,7 +188,7 @@ def test_a_request_that_has_not_begun_moves_with_the_level(scene: Scene, texts: 
 def test_a_swap_with_room_keeps_nobody_waiting(scene: Scene, texts: dict[str, str]) -> None:
     sets = scene.start(FullWeights.SWAP)
     assert scene.weight_bytes("chat-int4") == 0, "at level 0 only the full weights are loaded"
-    weights = weakref.ref(sets._sets.get("chat").runner)
+    runner, weights = weakref.ref(sets._sets.get("chat").runner), sets._sets.get("chat").weights
     scene.submit("runs")
     scene.step()
     scene.level(1)
@@ -197,7 +198,7 @@ def test_a_swap_with_room_keeps_nobody_waiting(scene: Scene, texts: dict[str, st
     scene.finish_load()
     assert scene.answer("new") == texts["chat-int4"]
     assert scene.collector.text("runs") == scene.collector.text("meanwhile") == texts["chat"]
-    assert weights() is None, "the old weights are gone"
+    assert runner() is weights() is None, "the old weights are gone"
     assert scene.weight_bytes("chat") == 0
     assert scene.weight_bytes("chat-int4") > 0
     assert sets.swap_seconds > 0
@@ -400,6 +401,21 @@ def test_a_sampler_pipeline_without_a_gpu_says_so_before_any_request(scene: Scen
     assert "without a GPU" in sets.unsupported[Mode.SAMPLER_PIPELINE]
     scene.level(2)
     assert Mode.SAMPLER_PIPELINE not in sets.unsupported
+
+
+def test_weights_are_gone_without_a_collection_that_stops_the_process(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[bool] = []
+    monkeypatch.setattr(held_sets, "release_memory", lambda _, have_cycles: collected.append(have_cycles))
+    scene.start(FullWeights.SWAP)
+    scene.answer("a")
+    scene.level(1)
+    scene.finish_load()
+    scene.sets._loader.fits_beside = lambda *_: False
+    scene.level(0)
+    scene.finish_load()
+    assert collected == [False, False]
 
 
 def test_every_series_can_be_scraped_while_weights_come_and_go(scene: Scene) -> None:
