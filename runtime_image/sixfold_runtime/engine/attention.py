@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch.nn import functional
@@ -61,23 +62,32 @@ class _Piece(ABC):
         """Whether the new tokens of all rows lie in the same columns."""
         self.slots = slice(span.first_slot, span.first_slot + self.rows)
         self._heads, self._attended = heads, attended
-        self._find_columns(span)
+        self._span = span
+        if self.is_padded:
+            self._find_padding()
         self._point_at_places(span)
         masks = {window: self._mask(window) for window in set(windows)}
         self.masks = [masks[window] for window in windows]
 
-    def _find_columns(self, span: Span) -> None:
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """int64 [n, t]: where each query's token lies. Single tokens of even rows, as in most steps, never ask."""
+        starts, _, nth = self._places()
+        return starts + nth
+
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[n, 1] columns of the first new tokens, [n, 1] how many there are, [n, t] which of them each query is."""
         device = self._heads.device
-        starts = torch.tensor(span.starts, device=device)[:, None]
-        counts = torch.tensor(span.counts, device=device)[:, None]
-        nth = torch.minimum(torch.arange(self.tokens, device=device), counts - 1)
-        self.columns = starts + nth
-        """int64 [n, t]"""
-        if self.is_padded:
-            self._padded = (counts.cumsum(0) - counts + nth).view(-1)
-            """Where each of the n t queries lies among the span's tokens."""
-            self._packed = (torch.arange(self.tokens, device=device) < counts).view(-1).nonzero().view(-1)
-            """Where each of the span's tokens lies among the n t queries."""
+        starts = torch.tensor(self._span.starts, device=device)[:, None]
+        counts = torch.tensor(self._span.counts, device=device)[:, None]
+        return starts, counts, torch.minimum(torch.arange(self.tokens, device=device), counts - 1)
+
+    def _find_padding(self) -> None:
+        _, counts, nth = self._places()
+        self._padded = (counts.cumsum(0) - counts + nth).view(-1)
+        """Where each of the n t queries lies among the span's tokens."""
+        self._packed = (torch.arange(self.tokens, device=counts.device) < counts).view(-1).nonzero().view(-1)
+        """Where each of the span's tokens lies among the n t queries."""
 
     def _point_at_places(self, span: Span) -> None:
         """Views of where each layer's new keys and values come from and go to."""

@@ -7,9 +7,8 @@ time only: the target verifies every token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-
-import numpy as np
 
 from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.kv_cache import KVCache
@@ -67,12 +66,15 @@ class Drafter:
         self._fed_tokens = max(wanted) - 1
         for _ in range(max(wanted)):
             logits = self._forward(feed, self._cache)[:, : self._vocabulary_tokens].cpu().numpy()
-            finite = np.isfinite(logits).all(axis=1).tolist()
+            best = logits.argmax(axis=1).tolist()  # of a row with NaN, where the first one is
             for row, sequence in enumerate(self._rows):
-                if not finite[row]:
+                if not math.isfinite(logits[row, best[row]]):
                     self._broken.add(sequence)
                     wanted[row] = len(tokens[row])
                 if len(tokens[row]) < wanted[row]:
+                    if sequence.picker.is_plain_greedy:
+                        tokens[row].append(best[row])
+                        continue
                     token, distribution = sequence.picker.propose(logits[row], tokens[row])
                     tokens[row].append(token)
                     if distribution is not None:
