@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from sixfold_api.generation import MAX_DRAFT_TOKENS
@@ -36,6 +33,8 @@ from sixfold_runtime.engine.work import (
     CurrentConfig,
     Key,
     Output,
+    RunnerNotes,
+    check_context,
     check_prompt,
     check_sampling,
     engine_error,
@@ -47,14 +46,6 @@ from sixfold_runtime.engine.work import (
 log = logging.getLogger(__name__)
 _LANES = 2
 """While one computes, the other is sampled."""
-
-
-@dataclass(frozen=True)
-class RunnerNotes:
-    """What a runner can't do as the configuration says, and why."""
-
-    unsupported: dict[Mode, str] = field(default_factory=dict)
-    draft_shortened: str = ""
 
 
 class GenerationRunner:
@@ -149,13 +140,7 @@ class GenerationRunner:
         check_prompt(request.token_ids, self._model.vocabulary_tokens)
         prompt_tokens, sampling = len(request.token_ids), request.sampling
         check_sampling(sampling)
-        if prompt_tokens >= self._context_tokens:
-            raise RequestError(
-                400,
-                "context_length_exceeded",
-                f"the prompt has {prompt_tokens} tokens; with at least one to generate, "
-                f"the context of {self._context_tokens} allows {self._context_tokens - 1}",
-            )
+        check_context(prompt_tokens, self._context_tokens)
         if not self._scheduler.can_admit():
             raise overloaded(self._scheduler.waiting)
         max_tokens = min(sampling.max_tokens, self._context_tokens - prompt_tokens)
@@ -221,14 +206,10 @@ class GenerationRunner:
             sequence.request,
             sequence.stream,
             self._model.vocabulary_tokens,
-            acceptance_of(sequence.speculative, self._embedded),
+            acceptance_of(sequence.speculative, self._forward.embeddings),
             self._token_bytes,
         )
         self._metrics.queued(self._clock() - sequence.arrived_seconds)
-
-    def _embedded(self, tokens: ListOf[int]) -> npt.NDArray[np.float32]:
-        rows: npt.NDArray[np.float32] = self._forward.embeddings[list(tokens)].float().cpu().numpy()
-        return rows
 
     def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""

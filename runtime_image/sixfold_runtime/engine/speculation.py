@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from sixfold_api.generation import Acceptance, DraftLength, Guard
 from sixfold_api.runtime_config import SpeculativeConfig
@@ -16,17 +21,22 @@ from sixfold_runtime.engine.lane import Flight, Lane
 from sixfold_runtime.engine.metrics import ModelMetrics
 from sixfold_runtime.engine.picker import Draft, Picked
 from sixfold_runtime.engine.sequence import Sequence
-from sixfold_runtime.modes.acceptance import Coherence, Embeddings, Lossless, Threshold
+from sixfold_runtime.modes.acceptance import Coherence, Lossless, Threshold
 from sixfold_runtime.modes.draft_length import DraftLengths, Row, make
 
 log = logging.getLogger(__name__)
 
 
-def acceptance_of(config: SpeculativeConfig | None, embeddings: Embeddings) -> Lossless | Threshold:
-    """The rule by which a request's drafted tokens are accepted."""
+def acceptance_of(config: SpeculativeConfig | None, embeddings: torch.Tensor) -> Lossless | Threshold:
+    """The rule by which a request's drafted tokens are accepted; `embeddings` are the target's [vocabulary, hidden]."""
     if config is None or config.acceptance is Acceptance.LOSSLESS:
         return Lossless()
-    coherence = Coherence(embeddings, config.min_cosine) if config.guard is Guard.COHERENCE else None
+
+    def embedded(tokens: ListOf[int]) -> npt.NDArray[np.float32]:
+        rows: npt.NDArray[np.float32] = embeddings[list(tokens)].float().cpu().numpy()
+        return rows
+
+    coherence = Coherence(embedded, config.min_cosine) if config.guard is Guard.COHERENCE else None
     return Threshold(config.min_probability, coherence)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sixfold_api.modes import Mode
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason, Sampling
@@ -25,6 +27,14 @@ Key = tuple[Sink, str]
 """A request: ids are unique within a sink only."""
 
 Output = tuple[Sink, Chunk | Done]
+
+
+@dataclass(frozen=True)
+class RunnerNotes:
+    """What a runner can't do as the configuration says, and why."""
+
+    unsupported: dict[Mode, str] = field(default_factory=dict)
+    draft_shortened: str = ""
 
 
 class Runner(Protocol):
@@ -76,6 +86,17 @@ def check_prompt(token_ids: list[int], vocabulary_tokens: int) -> None:
         raise RequestError(400, "empty_prompt", "the prompt has no tokens")
     if min(token_ids) < 0 or max(token_ids) >= vocabulary_tokens:
         raise RequestError(400, "invalid_token_ids", f"token ids must be between 0 and {vocabulary_tokens - 1}")
+
+
+def check_context(prompt_tokens: int, context_tokens: int) -> None:
+    """Refuse a prompt that leaves no room for an answer. Raises RequestError."""
+    if prompt_tokens >= context_tokens:
+        raise RequestError(
+            400,
+            "context_length_exceeded",
+            f"the prompt has {prompt_tokens} tokens; with at least one to generate, "
+            f"the context of {context_tokens} allows {context_tokens - 1}",
+        )
 
 
 def check_sampling(sampling: Sampling) -> None:
