@@ -163,8 +163,16 @@ class _Products(_Piece):
             plane[:, self.slots, :, : self.width].flatten(1, 2) for plane in (span.block.keys, span.block.values)
         )
         self._keys, self._values = keys.transpose(2, 3).unbind(0), values.unbind(0)
+        self._copies: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         if self.tokens == 1:
-            self._single_queries, self._single_attended = heads.flatten(0, 1)[:, : self.group], attended.flatten(0, 1)
+            self._queries, self._results = heads.flatten(0, 1)[:, : self.group], attended.flatten(0, 1)
+        elif not self.is_padded:
+            # [n kv_heads, t group, head_dim], and the same as [n, kv_heads, t, group, head_dim] on both sides of a copy
+            self._queries, self._results = heads.new_empty(2, len(keys[0]), self.tokens * self.group, self.head_dim)
+            places = attended.view(self.rows, self.tokens, *attended.shape[1:]).transpose(1, 2)
+            queries, results = (plane.view(places.shape) for plane in (self._queries, self._results))
+            self._copies = queries, self.queries(), places, results
+            """To, from, before the products; to, from, after them."""
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
         mask = super()._mask(window)
@@ -172,16 +180,18 @@ class _Products(_Piece):
 
     def attend(self, layer: int) -> None:
         keys, values, mask = self._keys[layer], self._values[layer], self.masks[layer]
-        if self.tokens == 1:
-            queries = self._single_queries
-        else:
-            queries = self.queries().reshape(len(keys), self.tokens * self.group, self.head_dim)
-        scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
+        if self.is_padded:
+            self._queries = self.queries().reshape(len(keys), self.tokens * self.group, self.head_dim)
+        elif self._copies is not None:
+            self._copies[0].copy_(self._copies[1])
+        scores = torch.bmm(self._queries, keys) if mask is None else torch.baddbmm(mask, self._queries, keys)
         weights = torch.softmax(scores, -1)
-        if self.tokens == 1:
-            torch.bmm(weights, values, out=self._single_attended)
-        else:
+        if self.is_padded:
             self.give(torch.bmm(weights, values))
+            return
+        torch.bmm(weights, values, out=self._results)
+        if self._copies is not None:
+            self._copies[2].copy_(self._copies[3])
 
 
 class _Fused(_Piece):
