@@ -69,6 +69,17 @@ def test_bad_files_are_refused_with_the_line(tmp_path, reader, rows, message):
         read(tmp_path, reader, rows)
 
 
+def test_a_short_file_will_do_for_evaluation_if_no_number_is_asked_for(tmp_path, reader):
+    path = tmp_path / "file.jsonl"
+    path.write_text("\n".join(json.dumps(speech(index)) for index in range(9)))
+    asks_for_none = TextSource(uri="pvc://models/text/file.jsonl")
+    assert len(read_samples(path, asks_for_none, reader, Reason.UNUSABLE_EVALUATION, labelled=False)) == 9
+    with pytest.raises(PreparationError, match="9 samples and 128 are asked for"):
+        read_samples(path, asks_for_none, reader, Reason.UNUSABLE_CALIBRATION, labelled=False)
+    with pytest.raises(PreparationError, match="9 samples and 10 are asked for"):
+        read_samples(path, source(10), reader, Reason.UNUSABLE_EVALUATION, labelled=False)
+
+
 def test_labels_by_name_and_by_index(tmp_path, reader):
     rows = [{"text": "good", "label": "positive"}, {"text": "bad", "label": 0}] * 4
     assert [sample.label for sample in read(tmp_path, reader, rows, labelled=True)] == [1, 0] * 4

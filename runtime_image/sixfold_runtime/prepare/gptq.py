@@ -101,6 +101,8 @@ def _explain(code: int, log: str) -> PreparationError:
         return PreparationError(
             Reason.UNEXPECTED, f"quantising was ended by signal {-code}: give preparation.pod more memory"
         )
+    if "No space left" in log:
+        return PreparationError(Reason.DISK_FULL, "the claim filled up while GPTQ ran: use a larger claim")
     if "not positive-definite" in log or "not positive definite" in log:
         return PreparationError(
             Reason.UNUSABLE_CALIBRATION,

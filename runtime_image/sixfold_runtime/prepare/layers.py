@@ -66,6 +66,10 @@ def gptq_plan(linears: Mapping[str, LinearShape], precision: Precision) -> dict[
                 f"precision.modules: {override.match!r} matches no linear of the model; it has, for instance, "
                 f"{', '.join(list(linears)[:7])}",
             )
+    if not linears:
+        raise PreparationError(
+            Reason.UNSUPPORTED_PRECISION, "the model has no linear layers that could be quantised: use scheme: None"
+        )
     plan = {name: _grid(name, precision) for name in linears}
     for name, grid in plan.items():
         _require_divides(name, linears[name], grid)

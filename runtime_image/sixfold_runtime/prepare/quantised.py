@@ -14,6 +14,7 @@ from sixfold_runtime.prepare.weights import DTYPES, TensorEntry
 INT8_METHOD = "sixfold-int8"
 _SCHEMES = {"gptq": Scheme.GPTQ, INT8_METHOD: Scheme.INT8}
 _GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_LAYOUTS = ("gptq", "gptq_v2")
 _WORD_BITS = 32
 _BITS = (2, 3, 4, 8)
 
@@ -33,6 +34,12 @@ def scheme_of(config: Mapping[str, Any]) -> Scheme:
             f"{CONFIG} describes weights quantised by {method!r}: GPTQ checkpoints are read, others must be published "
             "in full precision (precision.scheme quantises them here)",
         )
+    layout = quantization.get("checkpoint_format") or "gptq"
+    if layout not in _LAYOUTS:
+        raise PreparationError(
+            Reason.UNSUPPORTED_FORMAT,
+            f"{CONFIG} says checkpoint_format {layout!r}: {' and '.join(_LAYOUTS)} are read; save it as one of them",
+        )
     return _SCHEMES[method]
 
 
@@ -43,7 +50,16 @@ def full_tensors(tensors: Mapping[str, TensorEntry], scheme: Scheme) -> dict[str
     """
     if scheme is Scheme.GPTQ:
         return _full_gptq(tensors)
-    return _full_int8(tensors) if scheme is Scheme.INT8 else dict(tensors)
+    if scheme is Scheme.INT8:
+        return _full_int8(tensors)
+    packed = next((name for name in tensors if name.endswith(".qweight")), None)
+    if packed is not None:
+        raise PreparationError(
+            Reason.UNSUPPORTED_FORMAT,
+            f"{packed} is quantised, and {CONFIG} does not say how: put what quantize_config.json says into it as "
+            '`quantization_config`, with "quant_method": "gptq"',
+        )
+    return dict(tensors)
 
 
 def _full_gptq(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:

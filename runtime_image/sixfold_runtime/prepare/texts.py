@@ -18,6 +18,8 @@ from sixfold_runtime.prepare.sources import claim_root, require_inside
 
 MIN_TOKENS = 16
 """Shorter lines tell next to nothing about a model; they are passed over."""
+MIN_EVALUATED = 8
+"""Held-out texts that a measurement needs, where nothing else is asked for."""
 _MAX_LINE_CHARACTERS = 10**7
 
 
@@ -94,6 +96,8 @@ def locate(claims: Path, source: TextSource) -> Path:
 def read_samples(path: Path, source: TextSource, reader: TextReader, reason: Reason, *, labelled: bool) -> list[Sample]:
     """The first lines of a file that are long enough, as many as the source asks for.
 
+    Calibration needs the 128 that are asked for where the source says nothing; for evaluation a shorter file will do.
+
     Args:
         reason: of the failure, by what the text is for.
         labelled: every line must have a label; short lines count then.
@@ -117,11 +121,12 @@ def read_samples(path: Path, source: TextSource, reader: TextReader, reason: Rea
                     short += 1
     except ValueError as error:
         raise PreparationError(reason, f"{path.name}: {error}") from error
-    if len(samples) < wanted:
+    needed = MIN_EVALUATED if source.samples is None and reason is Reason.UNUSABLE_EVALUATION else wanted
+    if len(samples) < needed:
         passed_over = f" ({short} lines have fewer than {MIN_TOKENS} tokens and don't count)" if short else ""
         raise PreparationError(
             reason,
-            f"{path.name} holds {len(samples)} samples{passed_over} and {wanted} are asked for: "
+            f"{path.name} holds {len(samples)} samples{passed_over} and {needed} are asked for: "
             "add text of your own business, or ask for fewer samples",
         )
     return samples

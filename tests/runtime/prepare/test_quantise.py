@@ -150,6 +150,22 @@ def test_a_quantised_folder_is_verified_in_place(made, run_prepare, claims):
     assert "qzeros" in failure.message
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(None, "quantize_config.json"), ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'")],
+)
+def test_quantised_folders_that_are_not_read(made, run_prepare, claims, change, message):
+    folder = Path(shutil.copytree(made[0] / "artifacts" / "new", claims / "models" / "gptq"))
+    config = json.loads((folder / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    (folder / "config.json").write_text(
+        json.dumps(config if change is None else config | {"quantization_config": quantization | change})
+    )
+    failure = run_prepare("pvc://models/gptq").failure
+    assert failure.reason == "UnsupportedFormat"
+    assert message in failure.message
+
+
 def test_quantised_weights_are_not_quantised_again(made, run_prepare, claims):
     copy_examples(claims)
     shutil.copytree(made[0] / "artifacts" / "new", claims / "models" / "gptq")
@@ -164,6 +180,18 @@ def test_int8_needs_no_calibration(examples, run_prepare):
     assert abs(float(quality.loss)) < 0.2
     assert quality.tries == 1
     assert run.facts.size_bytes < 0.75 * (examples / "chat-draft" / "model.safetensors").stat().st_size
+
+
+def test_int8_of_a_decoder_that_transformers_computes(examples, claims, run_prepare):
+    """The example draft under another name: the engine has no decoder of its own for it."""
+    folder = examples / "chat-draft"
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    run = run_prepare("pvc://models/chat-draft", "Generation", *options(INT8))
+    assert run.facts.scheme is Scheme.INT8
+    assert load_weights(claims / "artifacts" / "new", Task.GENERATION).decoder is None
+    assert abs(float(run.summary.quality.loss)) < 0.2
 
 
 def test_what_holds_no_budget_is_not_served(examples, claims, run_prepare):
