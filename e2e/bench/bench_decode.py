@@ -76,7 +76,8 @@ class Own:
     def __init__(self, folder: Path, available_bytes: int | None) -> None:
         """`available_bytes`: what the engine believes of this machine's memory when it chooses its compute type."""
         served = ServedModel(name="chat", task=Task.GENERATION, path=str(folder))
-        self._engine = Engine([served], default_config, EngineMetrics(RuntimeSettings()), device="cpu")
+        config = default_config()
+        self._engine = Engine([served], lambda: config, EngineMetrics(RuntimeSettings()), device="cpu")
         with ExitStack() as believing:
             if available_bytes is not None:
                 believed = patch("sixfold_runtime.engine.loader.available_memory_bytes", lambda _: available_bytes)

@@ -100,15 +100,19 @@ class _Piece(ABC):
             self._value_places = block.values[:, self.slots, :, columns].unbind(0)
             return
         self._new_keys, self._new_values = heads[:, :, group], heads.flatten(0, 1)[:, group + 1]
-        self._key_places = block.keys.transpose(2, 3).unbind(0)
-        self._value_places = block.values.flatten(1, 3).unbind(0)
-        slot = torch.arange(self.slots.start, self.slots.stop, device=heads.device).repeat_interleave(self.tokens)
-        columns_of = self.columns.view(-1)
-        if self.is_padded:
-            slot, columns_of = slot[self._packed], columns_of[self._packed]
-        self._slots_and_columns = slot, columns_of
-        head = slot[:, None] * kv_heads + torch.arange(kv_heads, device=heads.device)
-        self._lines = (head * block.capacity + columns_of[:, None]).view(-1)
+        self._key_places, self._value_places = block.places()
+        places = [
+            (slot, column)
+            for slot, start, count in zip(
+                range(self.slots.start, self.slots.stop), span.starts, span.counts, strict=True
+            )
+            for column in range(start, start + count)
+        ]
+        lines = [
+            (slot * kv_heads + head) * block.capacity + column for slot, column in places for head in range(kv_heads)
+        ]
+        self._slots_and_columns = torch.tensor(places, device=heads.device).unbind(1)
+        self._lines = torch.tensor(lines, device=heads.device)
 
     def queries(self) -> torch.Tensor:
         """[n, kv_heads, t, group, head_dim]"""
@@ -176,7 +180,9 @@ class _Products(_Piece):
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
         mask = super()._mask(window)
-        return mask if mask is None or self.rows == 1 else mask.repeat_interleave(self.kv_heads, dim=0)
+        if mask is None or self.rows == 1:
+            return mask
+        return mask[:, None].expand(-1, self.kv_heads, -1, -1).flatten(0, 1)
 
     def attend(self, layer: int) -> None:
         keys, values, mask = self._keys[layer], self._values[layer], self.masks[layer]

@@ -36,6 +36,9 @@ class CacheShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+Places = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+
+
 @dataclass(eq=False)
 class Block:
     """Rows of up to `capacity` tokens. keys and values: [layers, slots, kv_heads, capacity, head_dim]."""
@@ -44,6 +47,7 @@ class Block:
     values: torch.Tensor
     rows: list[int] = field(default_factory=list)
     """The cache's row in each slot; slots beyond are free."""
+    _places: Places | None = None
 
     @property
     def planes(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,6 +56,18 @@ class Block:
     @property
     def capacity(self) -> int:
         return self.keys.shape[3]
+
+    def places(self) -> Places:
+        """Of each layer: keys [slots, capacity, kv_heads, head_dim], values [slots kv_heads capacity, head_dim]."""
+        if self._places is None:
+            self._places = self.keys.transpose(2, 3).unbind(0), self.values.flatten(1, 3).unbind(0)
+        return self._places
+
+    def grow(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Move to larger tensors with more slots."""
+        slots = self.keys.shape[1]
+        keys[:, :slots], values[:, :slots] = self.keys, self.values
+        self.keys, self.values, self._places = keys, values, None
 
 
 @dataclass(frozen=True)
@@ -177,16 +193,13 @@ class DecoderCache(KVCache):
     def _with_free_slot(self, capacity: int) -> Block:
         block = self._blocks.get(capacity)
         if block is None:
-            block = self._blocks[capacity] = Block(self._zeros(1, capacity), self._zeros(1, capacity))
-            if self._shape.transposed_keys:
-                block.keys = self._zeros(1, capacity, transposed=True)
-        slots = block.keys.shape[1]
-        if len(block.rows) == slots:
-            keys = self._zeros(2 * slots, capacity, transposed=self._shape.transposed_keys)
-            values = self._zeros(2 * slots, capacity)
-            keys[:, :slots], values[:, :slots] = block.keys, block.values
-            block.keys, block.values = keys, values
+            block = self._blocks[capacity] = Block(*self._planes(1, capacity))
+        if len(block.rows) == (slots := block.keys.shape[1]):
+            block.grow(*self._planes(2 * slots, capacity))
         return block
+
+    def _planes(self, slots: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._zeros(slots, capacity, transposed=self._shape.transposed_keys), self._zeros(slots, capacity)
 
     def _zeros(self, slots: int, capacity: int, transposed: bool = False) -> torch.Tensor:
         shape = self._shape
