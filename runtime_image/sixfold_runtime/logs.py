@@ -35,5 +35,11 @@ def setup_logging(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    quiet_torchao()
     for name in ("httpx", "httpcore", "uvicorn", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def quiet_torchao() -> None:
+    """torchao, which GPTQModel brings and transformers imports, warns of its own use of torch: nobody can act on it."""
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)

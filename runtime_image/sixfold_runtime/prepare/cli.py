@@ -14,6 +14,7 @@ from sixfold_api.names import CLAIMS_DIRECTORY, CREDENTIALS_DIRECTORY
 from sixfold_api.precision import Precision, TextSource
 from sixfold_api.scalars import Task
 from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE, PreparationSummary
+from sixfold_runtime.logs import quiet_torchao
 from sixfold_runtime.prepare import hub, report, steps, summary
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.files import REPORT
@@ -49,6 +50,7 @@ def prepare(
     Exits with 0 if the model can be served, with 2 if another try would find the same fault, with 1 if it might not.
     `sixfold prepare lora --help` tells how an adapter is retrained for quantised weights.
     """
+    quiet_torchao()
     request = steps.Request(
         source=source,
         task=task,
