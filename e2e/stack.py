@@ -144,7 +144,7 @@ def install_operator(cluster: Cluster) -> str:
     arguments = []
     for name in ("operator", "runtime"):
         repository, _, tag = images[name].rpartition(":")
-        arguments += ["--set", f"image.{name}.repository={repository}", "--set", f"image.{name}.tag={tag}"]
+        arguments += ["--set-string", f"image.{name}.repository={repository},image.{name}.tag={tag}"]
     with step("installing the operator with Helm"):
         return _helm_install(cluster, *arguments)
 
