@@ -195,14 +195,31 @@ def test_the_length_does_not_flap_between_lengths_that_are_about_as_good() -> No
         assert sum(a != b for a, b in itertools.pairwise(later)) <= 60
 
 
-def test_a_slow_minute_changes_no_decision() -> None:
-    """The machine gets three times slower: longer drafts would look slow, and plain steps quick."""
+def test_a_machine_that_gets_slower_confuses_for_a_moment_only() -> None:
+    """Three times slower: the length in use looks slow and the others quick, until they are measured again."""
     slow = 1.0
     world = World(CostModel(5), lambda position, context: 0.9, lambda k: (0.06 * k * slow, (1 + 0.06 * k) * slow))
     world.run(300)
     slow = 3.0
+    assert world.run(200) >= 0.85 * max(rates(world.acceptance, world.cost, 5))
     world.run(100)
     assert sum(length < 4 for length in world.history[-100:]) <= 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_useless_draft_is_seen_as_such_on_a_busy_machine(seed: int) -> None:
+    """Steps take up to three times as long in bursts, and half of them any time longer."""
+    draw, burst = random.Random(seed), [1.0]
+
+    def busy(drafted: int) -> tuple[float, float]:
+        if draw.random() < 0.05:
+            burst[0] = draw.choice([1, 1, 1.3, 2, 3])
+        factor = burst[0] * (1 + draw.expovariate(1.5) * (draw.random() < 0.5))
+        return 0.1 * drafted * factor, (1 + 0.07 * drafted) * factor
+
+    world = World(CostModel(8), lambda position, context: 0.002, busy, seed=seed)
+    world.run(600)
+    assert sum(length > 0 for length in world.history) <= 45
 
 
 def test_the_end_of_an_answer_shortens_one_step_only() -> None:

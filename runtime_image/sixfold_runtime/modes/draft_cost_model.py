@@ -13,7 +13,7 @@ from sixfold_runtime.modes.draft_acceptance import Bucket, SequenceAcceptance, b
 from sixfold_runtime.modes.draft_costs import StepCosts
 from sixfold_runtime.modes.draft_row import Row
 
-HYSTERESIS = 1.03
+HYSTERESIS = 1.05
 """Another length must promise so many times the rate of the present one; drafting nothing, no more than that rate."""
 ROW_LEAVES, ROW_RETURNS = 0.8, 1.2
 """A row is left out of drafting steps where its expected tokens are worth less than this share of its cost, and comes
@@ -67,7 +67,6 @@ class CostModel:
         self._costs: dict[int, StepCosts] = {}
         self._current: dict[int, int] = {}
         """The length in use, by class of batch sizes."""
-        self._draft_token_seconds: dict[int, float] = {}
         self._lag_token_seconds: float | None = None
         self._lags: dict[tuple[int, int], int] = {}
         """Tokens of lag that steps under way make up for, by their rows and longest draft."""
@@ -96,26 +95,21 @@ class CostModel:
         bucket.observe(drafted, accepted)
 
     def measured(self, rows: int, drafted: int, draft_seconds: float, verify_seconds: float) -> None:
-        lag_tokens = self._lags.pop((rows, drafted), 0)
-        size = _size_class(rows)
-        if drafted:
-            known = self._draft_token_seconds.get(size)
-            if lag_tokens and known is None:
+        lag_tokens, costs = self._lags.pop((rows, drafted), 0), self._costs_of(rows)
+        if drafted and lag_tokens:
+            if costs.draft_token_seconds is None:
                 return  # how much of it was reading up can't be told
-            if lag_tokens and known is not None:
-                usual = min(draft_seconds, known * drafted)
-                self._lag_token_seconds = _average(self._lag_token_seconds, (draft_seconds - usual) / lag_tokens)
-                draft_seconds = usual
-            else:
-                self._draft_token_seconds[size] = _average(known, draft_seconds / drafted)
-        self._costs_of(rows).observe(drafted, draft_seconds + verify_seconds)
+            usual = min(draft_seconds, costs.draft_token_seconds * drafted)
+            self._lag_token_seconds = _average(self._lag_token_seconds, (draft_seconds - usual) / lag_tokens)
+            draft_seconds = usual
+        costs.observe(drafted, draft_seconds, verify_seconds)
 
     def forget(self, key: Hashable) -> None:
         self._sequences.pop(key, None)
 
     def _paying(self, rows: Sequence[Row], costs: StepCosts) -> list[int]:
         """The best length for the step, and for each row whether it takes part."""
-        cost = costs.relative()
+        cost = costs.seconds()
         longest = min(self._max_tokens, max(row.room_tokens for row in rows))
         if not cost or longest == 0:
             return [0] * len(rows)
@@ -145,10 +139,10 @@ class CostModel:
         costs: StepCosts,
         longest: int,
     ) -> list[float]:
-        """Expected tokens by time (in levels) for each length, 0 to the longest that any row has room for."""
-        cost = costs.relative()
+        """Expected tokens a second for each length, 0 to the longest that any row has room for."""
+        cost = costs.seconds()
         lagging = [row for row, sequence in zip(rows, sequences, strict=True) if not sequence.left_out]
-        catch_up = sum(self._catch_up_seconds(row, len(rows)) for row in lagging) / costs.level_seconds
+        catch_up = sum(self._catch_up_seconds(row, len(rows)) for row in lagging)
         rates = [len(rows) / cost[0]]
         for length in range(1, longest + 1):
             gained = sum(gains[min(length, row.room_tokens)] for gains, row in zip(expected, rows, strict=True))
@@ -183,10 +177,10 @@ class CostModel:
 
     def _probe_cost(self, probed: list[Row], rows: int, length: int, costs: StepCosts) -> float:
         """What a probe costs beyond a plain step, in plain steps."""
-        cost = costs.relative()
+        cost = costs.seconds()
         if not cost:
             return 0.0
-        lag = sum(row.draft_lag_tokens for row in probed) * self._lag_seconds(rows) / costs.level_seconds
+        lag = sum(row.draft_lag_tokens for row in probed) * self._lag_seconds(rows)
         return (cost[length] - cost[0] + lag) / cost[0]
 
     def _catch_up_seconds(self, row: Row, rows: int) -> float:
@@ -199,7 +193,7 @@ class CostModel:
         """Of the draft for one token of lag."""
         if self._lag_token_seconds is not None:
             return self._lag_token_seconds
-        return self._draft_token_seconds.get(_size_class(rows), 0.0) * TOKEN_OF_LAG
+        return (self._costs_of(rows).draft_token_seconds or 0.0) * TOKEN_OF_LAG
 
     def _note_lag(self, rows: Sequence[Row], chosen: list[int]) -> None:
         lags = [row.draft_lag_tokens for row, length in zip(rows, chosen, strict=True) if length]
