@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.files import CONFIG, WEIGHTS, WEIGHTS_INDEX, files_in, read_json, weight_files
+
+if TYPE_CHECKING:
+    import torch  # seconds, which a fault in a small file need not wait for
 
 _MAX_SHARD_BYTES = 4 * 2**30
 
