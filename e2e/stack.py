@@ -197,7 +197,7 @@ def wait_until(what: str, check: Callable[[], Any], timeout_seconds: float = 180
         time.sleep(interval_seconds)
 
 
-def wait_ready(cluster: Cluster, namespace: str, policy: str, timeout_seconds: float = 420) -> None:
+def wait_ready(cluster: Cluster, namespace: str, policy: str, timeout_seconds: float = 900) -> None:
     """Wait until the policy is Ready for its present generation."""
 
     def ready() -> bool:

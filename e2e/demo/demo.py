@@ -81,7 +81,7 @@ def apply_examples(cluster: Cluster) -> None:
                 status.console.print(f"  {words}")
             return bool(now["status"] == "True")
 
-        wait_until("the policy is Ready", ready, timeout_seconds=420)
+        wait_until("the policy is Ready", ready, timeout_seconds=900)
     typed(f"kubectl get sixfold -n {NAMESPACE}")
     console.print(cluster.kubectl("get", "sixfold", "-n", NAMESPACE), end="")
 

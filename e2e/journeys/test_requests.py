@@ -24,7 +24,9 @@ def test_chat_and_stream_give_the_same_answer(client: openai.OpenAI) -> None:
         pieces += [choice.delta.content or "" for choice in event.choices]
         usage = event.usage or usage
     assert "".join(pieces) == whole.choices[0].message.content
-    assert usage == whole.usage
+    # How many drafted tokens were rejected depends on how far it paid to draft just then.
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(usage, count) == getattr(whole.usage, count)
 
 
 def test_both_names_of_the_model_are_listed(client: openai.OpenAI) -> None:

@@ -134,12 +134,13 @@ class RaggedCache(KVCache):
         if last == 0:
             self.clear()
             return
-        length, used = self.lengths[last], max(self.lengths[row], self.lengths[last])
+        length = self.lengths[last]
         for layer in self._layers:
             for tensor in (layer.keys, layer.values):
                 if row != last:
-                    tensor[row, :, :used] = tensor[last, :, :used]
-                tensor[last, :, :used] = 0
+                    tensor[row] = tensor[last]
+                # All of it: what was rolled back may not have been finite.
+                tensor[last] = 0
         self.lengths[row] = length
         self.lengths.pop()
 

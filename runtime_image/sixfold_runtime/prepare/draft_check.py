@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,16 +10,19 @@ from typing import Any
 
 import torch
 
-from sixfold_api.precision import DraftReport, TextSource
+from sixfold_api.precision import (
+    DRAFT_KL_LIMIT,
+    MAX_DRAFT_LATENCY_RATIO,
+    MAX_DRAFT_PARAMETER_RATIO,
+    DraftReport,
+    TextSource,
+)
 from sixfold_api.scalars import Task
 from sixfold_runtime.prepare.evaluate import WINDOW_TOKENS, CausalScorer, decimal, divergence_sum, load_weights
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.files import CONFIG, GENERATION_CONFIG, TOKENIZER, read_json
 from sixfold_runtime.prepare.texts import TextReader, locate, read_samples, windows
 
-MOST_LATENCY_RATIO = 1 / 5
-MOST_PARAMETER_RATIO = 1 / 10
-MOST_KL = 0.15
 _CONTEXT_TOKENS = 128
 _STEPS = 24
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -122,12 +124,16 @@ def compare(
 def warnings(latency_ratio: float, parameter_ratio: float, kl: float) -> list[str]:
     """What keeps a draft from paying, with the figures."""
     found = []
-    if latency_ratio > MOST_LATENCY_RATIO:
-        found.append(f"a step of the draft takes {latency_ratio:.3f} of the target's; at most 0.2 pays")
-    if parameter_ratio > MOST_PARAMETER_RATIO:
-        found.append(f"the draft has {parameter_ratio:.3f} of the target's parameters; at most 0.1 pays")
-    if kl >= MOST_KL:
-        found.append(f"the draft diverges by {kl:.3f} nats a token (KL) from the target; below 0.15 pays")
+    if latency_ratio > MAX_DRAFT_LATENCY_RATIO:
+        found.append(
+            f"a step of the draft takes {latency_ratio:.3f} of the target's; at most {MAX_DRAFT_LATENCY_RATIO} pays"
+        )
+    if parameter_ratio > MAX_DRAFT_PARAMETER_RATIO:
+        found.append(
+            f"the draft has {parameter_ratio:.3f} of the target's parameters; at most {MAX_DRAFT_PARAMETER_RATIO} pays"
+        )
+    if kl >= DRAFT_KL_LIMIT:
+        found.append(f"the draft diverges by {kl:.3f} nats a token (KL) from the target; below {DRAFT_KL_LIMIT} pays")
     return found
 
 
@@ -145,7 +151,10 @@ def _mean_kl(target: CausalScorer, draft: CausalScorer, text: Sequence[Sequence[
 
 
 def _latency_ratio(scorers: Sequence[CausalScorer], prompt: Sequence[int], clock: Callable[[], float]) -> float:
-    """Seconds of a decode step of the first over the second: medians of alternating steps with one thread."""
+    """Seconds of a decode step of the first over the second, alternating, with one thread.
+
+    Of each the fastest step counts: what else runs on the node makes steps longer and never shorter.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -158,6 +167,6 @@ def _latency_ratio(scorers: Sequence[CausalScorer], prompt: Sequence[int], clock
                 began = clock()
                 scorer.forward([[prompt[0]]], caches[index]).argmax().item()
                 seconds[index].append(clock() - began)
-        return statistics.median(seconds[0]) / statistics.median(seconds[1])
+        return min(seconds[0]) / min(seconds[1])
     finally:
         torch.set_num_threads(threads)
