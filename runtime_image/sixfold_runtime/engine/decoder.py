@@ -110,14 +110,8 @@ class Decoder:
             [tokens, hidden], before the last normalisation.
         """
         shape = self.shape
-        x = functional.embedding(torch.tensor(tokens, device=self.device), self.embeddings)
-        positions = [
-            start + index
-            for span in spans
-            for start, count in zip(span.starts, span.counts, strict=True)
-            for index in range(count)
-        ]
-        turns = self._rotary.at(torch.tensor(positions, device=self.device), max(positions) + 1)
+        x = self._embedded(tokens)
+        turns = self._turns(spans)
         # Queries are scaled here, so that attention needn't.
         turns = (turns[:, None] * self._scales)[:, None]
         work = self._workspace(len(tokens))
@@ -139,6 +133,22 @@ class Decoder:
             layer.gate_up.write(layer.mlp_norm(x), work.gate_up)
             layer.down.add_to(x, functional.silu(work.gate, inplace=True).mul_(work.up))
         return x
+
+    def _embedded(self, tokens: list[int]) -> torch.Tensor:
+        """[tokens, hidden], to be written to."""
+        if len(tokens) == 1:  # making an index and looking it up takes a draft a tenth of its step
+            return self.embeddings[tokens[0] : tokens[0] + 1].clone()
+        return functional.embedding(torch.tensor(tokens, device=self.device), self.embeddings)
+
+    def _turns(self, spans: list[Span]) -> torch.Tensor:
+        """Rotary factors, complex64 [tokens, head_dim / 2]."""
+        ranges = [
+            (start, start + count) for span in spans for start, count in zip(span.starts, span.counts, strict=True)
+        ]
+        if len(ranges) == 1:
+            return self._rotary.between(*ranges[0])
+        positions = [position for start, end in ranges for position in range(start, end)]
+        return self._rotary.at(torch.tensor(positions, device=self.device), max(positions) + 1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> float32 [n, vocabulary]"""

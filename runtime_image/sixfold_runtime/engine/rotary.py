@@ -23,11 +23,19 @@ class Rotary:
 
     def at(self, positions: torch.Tensor, longest: int) -> torch.Tensor:
         """complex64 [tokens, head_dim / 2] for int64 positions [tokens], all below `longest`."""
+        self._reach(longest)
+        return self._table.index_select(0, positions)
+
+    def between(self, start: int, end: int) -> torch.Tensor:
+        """The same for the positions from `start` to before `end`; not to be written to."""
+        self._reach(end)
+        return self._table[start:end]
+
+    def _reach(self, longest: int) -> None:
         if longest > len(self._table):
             count = max(_FIRST_POSITIONS, 1 << (longest - 1).bit_length())
-            angles = torch.arange(count, device=positions.device).float()[:, None] * self._frequencies
+            angles = torch.arange(count, device=self._frequencies.device).float()[:, None] * self._frequencies
             self._table = torch.complex(angles.cos() * self._scaling, angles.sin() * self._scaling)
-        return self._table.index_select(0, positions)
 
 
 def interleaved(head_dim: int) -> torch.Tensor:
