@@ -18,10 +18,10 @@ from sixfold_runtime.engine.forward import make_forward
 from sixfold_runtime.engine.lane import Flight, Lane
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.logprobs import TokenBytes
-from sixfold_runtime.engine.memory import LOGIT_BYTES, measure
+from sixfold_runtime.engine.memory import measure
 from sixfold_runtime.engine.metrics import DECODE, ModelMetrics
 from sixfold_runtime.engine.picker import Picked, Picker
-from sixfold_runtime.engine.pipeline import LogitsSampler, Task
+from sixfold_runtime.engine.pipeline import LogitsSampler, Task, slot_bytes
 from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.samplers import Samplers
@@ -75,7 +75,7 @@ class GenerationRunner:
         self._context_tokens = target.context_tokens
         self._scheduler: Scheduler[Key] = Scheduler(limits)
         self._speculation = Speculation(target.served.name, metrics, clock, MAX_DRAFT_TOKENS)
-        step_bytes = limits.max_running * (MAX_DRAFT_TOKENS + 1) * target.vocabulary_tokens * LOGIT_BYTES
+        step_bytes = slot_bytes(limits.max_running, MAX_DRAFT_TOKENS, target.vocabulary_tokens)
         self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
         self._token_bytes = TokenBytes(target.tokenizer.tokenizer)
         self._threads = 0

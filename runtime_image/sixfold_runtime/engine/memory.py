@@ -14,7 +14,7 @@ from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 
 log = logging.getLogger(__name__)
-LOGIT_BYTES = 4
+_LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def measure(models: Sequence[tuple[LoadedModel, Forward]], kv_budget_bytes: int,
 
 def affordable_draft_tokens(wanted: int, free_bytes: int, rows: int, vocabulary_tokens: int) -> int:
     """How many of the wanted draft tokens leave the logits of a whole step within a quarter of the free memory."""
-    position_bytes = rows * vocabulary_tokens * LOGIT_BYTES
+    position_bytes = rows * vocabulary_tokens * _LOGIT_BYTES
     return max(0, min(wanted, free_bytes // 4 // position_bytes - 1))
 
 

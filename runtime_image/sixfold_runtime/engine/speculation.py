@@ -85,12 +85,12 @@ class Speculation:
     def settled(self, flight: Flight, picked: list[Picked], verify_seconds: float) -> None:
         """Learn from a step."""
         longest = max((len(draft.tokens) for draft in flight.drafts.values()), default=0)
-        used: dict[tuple[DraftLength, int], DraftLengths] = {}
+        used: dict[int, DraftLengths] = {}
         for sequence, result in zip(flight.sequences, picked, strict=True):
             if sequence.speculative is None:
                 continue
-            key = self._strategy_key(sequence.speculative)
-            strategy = used[key] = self._strategies.get(key) or self._strategy(sequence.speculative)
+            strategy = self._strategy(sequence.speculative)
+            used[id(strategy)] = strategy
             drafted = len(flight.drafts[sequence].tokens) if sequence in flight.drafts else 0
             self._metrics.draft_length(drafted)
             if drafted:
@@ -111,14 +111,9 @@ class Speculation:
 
     def _lengths(self, lane: Lane, drafter: Drafter) -> dict[Sequence, int]:
         """Sequences that tokens are drafted for now, and how many."""
-        strategies = {
-            id(strategy): strategy
-            for sequence in lane.sequences
-            if sequence.speculative is not None
-            for strategy in (self._strategy(sequence.speculative),)
-        }
+        configs = [sequence.speculative for sequence in lane.sequences if sequence.speculative is not None]
         lengths: dict[Sequence, int] = {}
-        for strategy in strategies.values():
+        for strategy in {id(strategy): strategy for strategy in map(self._strategy, configs)}.values():
             # Each sees the whole batch, since that is what its measured times are of; the others' rows have no room.
             rows = [self._row(sequence, drafter, strategy) for sequence in lane.sequences]
             drafts = zip(lane.sequences, strategy.lengths(rows), strict=True)

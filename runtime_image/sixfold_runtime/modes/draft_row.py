@@ -25,18 +25,14 @@ class DraftLengths(Protocol):
 
     def lengths(self, rows: Sequence[Row]) -> list[int]:
         """Tokens to draft for each row of the next step, none above its room; 0 leaves the row undrafted."""
-        ...
 
     def observe(self, key: Hashable, context_tokens: int, drafted: int, accepted: int) -> None:
         """The first `accepted` of a row's `drafted` tokens were kept and, if that is not all of them, the next one was
         rejected. What a stop cut off is neither: leave it out of `drafted`."""
-        ...
 
     def measured(self, rows: int, drafted: int, draft_seconds: float, verify_seconds: float) -> None:
         """What a step of so many rows took: the draft's part, and all the rest with the picking. `drafted` is the
         longest draft in it, 0 for a plain step."""
-        ...
 
     def forget(self, key: Hashable) -> None:
         """The sequence has ended. An unknown one is ignored."""
-        ...
