@@ -40,8 +40,12 @@ class Samplers:
 
     def current(self, config: SamplerPipelineConfig | None) -> LogitsSampler:
         """The sampler for the next step."""
-        if config != self._config:
-            self._config = config
+        before, self._config = self._config, config
+        if config == before:
+            return self._pipeline or self.inline
+        if self._pipeline and before and config and before.model_copy(update={"workers": config.workers}) == config:
+            self._pipeline.resize(config.workers)
+        else:
             self._apply(config)
         return self._pipeline or self.inline
 
