@@ -78,23 +78,39 @@ class Cluster:
         self.kubectl("patch", "-n", namespace, kind, name, "--type=merge", "-p", json.dumps(patch))
 
     @contextmanager
-    def port_forward(self, namespace: str, target: str, port: int) -> Iterator[str]:
-        """A base URL on the loopback address that leads to `target` (svc/NAME or pod/NAME) while it lasts."""
+    def reach(self, namespace: str, service: str, port: int) -> Iterator[str]:
+        """A base URL that leads to a Service while it lasts.
+
+        Where this machine is the cluster's node, that is the Service's own address, as other pods see it. Elsewhere it
+        is `kubectl port-forward`, which follows one of the pods and ends with it.
+        """
+        found = self.get(namespace, "service", service)
+        if target.in_use().kind == "embedded" and found is not None:
+            address = found["spec"]["clusterIP"]
+            os.environ["no_proxy"] = f"{os.environ.get('no_proxy', os.environ.get('NO_PROXY', ''))},{address}"
+            yield f"http://{address}:{port}"
+            return
+        with self.port_forward(namespace, f"svc/{service}", port) as url:
+            yield url
+
+    @contextmanager
+    def port_forward(self, namespace: str, resource: str, port: int) -> Iterator[str]:
+        """A base URL on the loopback address that leads to `resource` (svc/NAME or pod/NAME) while it lasts."""
         with tempfile.TemporaryFile("w+") as log:  # a pipe nobody reads would fill up: one line a connection
             process = subprocess.Popen(
-                ["kubectl", "port-forward", "-n", namespace, target, f":{port}"],
+                ["kubectl", "port-forward", "-n", namespace, resource, f":{port}"],
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
             try:
-                yield f"http://{_forwarded_address(process, log, target)}"
+                yield f"http://{_forwarded_address(process, log, resource)}"
             finally:
                 process.terminate()
                 process.wait()
 
 
-def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, target: str) -> str:
+def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, resource: str) -> str:
     """host:port that `kubectl port-forward` chose, once it says so."""
     for _ in range(200):
         log.seek(0)
@@ -104,7 +120,7 @@ def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, target: st
         if process.poll() is not None:
             break
         time.sleep(0.05)
-    raise CommandError(f"kubectl port-forward {target}: {said.strip() or 'no answer'}")
+    raise CommandError(f"kubectl port-forward {resource}: {said.strip() or 'no answer'}")
 
 
 def connect() -> Cluster:

@@ -10,6 +10,7 @@ from pydantic import Field
 from sixfold_api.base import ApiModel, Rule
 from sixfold_api.pods import VariantRef
 from sixfold_api.scalars import Fraction, Quantity, Unquoted
+from sixfold_api.subgraphs import SubgraphsSpec
 
 MAX_DRAFT_TOKENS = 16
 
@@ -117,6 +118,8 @@ class GenerationSpec(ApiModel):
     """Speculative decoding; absent means plain decoding."""
     sampler_pipeline: SamplerPipelineSpec | None = None
     """Overlapped sampling; absent means in line."""
+    subgraphs: SubgraphsSpec | None = None
+    """Task slices of the full-precision variant, put on whichever weights answer; absent means no tasks."""
 
     rules = (
         Rule(

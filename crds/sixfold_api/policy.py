@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
+from sixfold_api.classification import EarlyExitSpec, EscalateSpec
 from sixfold_api.conditions import Conditions
 from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
@@ -19,6 +20,7 @@ from sixfold_api.scalars import (
     RolloutStrategy,
     Unquoted,
 )
+from sixfold_api.subgraphs import SubgraphsSpec
 
 
 class Accelerator(ApiModel):
@@ -83,9 +85,15 @@ class ClassificationSpec(ApiModel):
     """Classification in one forward pass: /v1/classify."""
 
     variant_ref: VariantRef
-    """The ModelVariant with task Classification that answers."""
+    """The ModelVariant with task Classification or TokenClassification that answers."""
     engine: EngineSpec | None = None
     """A Deployment of its own for the classifier; absent means that spec.engine serves it too."""
+    early_exit: EarlyExitSpec | None = None
+    """Exits behind early layers; absent means that every text runs through all of them."""
+    subgraphs: SubgraphsSpec | None = None
+    """Task slices of the variant; absent means that its own head answers, and no task."""
+    escalate: EscalateSpec | None = None
+    """What happens to texts that no label is sure enough for; absent means that they get the best label."""
 
     rules = (
         Rule(
@@ -132,6 +140,11 @@ class InferencePolicySpec(SpecModel):
             "!has(self.classification) || !has(self.classification.engine) || has(self.generation)",
             "spec.classification.engine is for policies that generate too; without spec.generation use spec.engine",
             lambda s: s.classification is None or s.classification.engine is None or s.generation is not None,
+        ),
+        Rule(
+            "!has(self.classification) || !has(self.classification.escalate) || has(self.generation)",
+            "classification.escalate hands texts to generation: add spec.generation or remove it",
+            lambda s: s.classification is None or s.classification.escalate is None or s.generation is not None,
         ),
         Rule(
             "!has(self.engine) || !has(self.engine.fullWeights)"

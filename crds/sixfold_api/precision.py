@@ -108,7 +108,7 @@ class TextSource(ApiModel):
     uri: Annotated[str, StringConstraints(max_length=512)]
     """pvc://claim/path.jsonl"""
     samples: Annotated[int, Field(ge=8, le=65536), Unquoted] | None = None
-    """How many lines to use, the first ones; absent means 128."""
+    """How many lines to use, the first ones; absent means 128, and all of them for exit heads and task slices."""
 
     rules = (
         Rule(

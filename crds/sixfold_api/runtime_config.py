@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from sixfold_api.base import ApiModel, StatusModel
+from sixfold_api.classification import ExitRule, OtherScripts
 from sixfold_api.generation import MAX_DRAFT_TOKENS, Acceptance, DraftDevice, DraftLength, Guard, Overlap
 from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.scalars import Compression, FullWeights, Task
@@ -52,6 +53,43 @@ class SamplerPipelineConfig(ConfigModel):
     """Of one of the two buffers; None is what the largest batch needs."""
 
 
+class SanitizeConfig(ConfigModel):
+    keep: str
+    other_scripts: OtherScripts = OtherScripts.KEEP
+
+
+class EarlyExitConfig(ConfigModel):
+    rule: ExitRule = ExitRule.CALIBRATED
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of rule Fixed."""
+    max_disagreement: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of rule Calibrated; None is the variant's."""
+    length_relaxation: Annotated[float, Field(ge=0, le=1)] | None = None
+    """None is the variant's."""
+    sanitize: SanitizeConfig | None = None
+
+
+class EscalateConfig(ConfigModel):
+    below_confidence: Annotated[float, Field(ge=0, le=1)]
+    prompt_template: str
+    max_tokens: Annotated[int, Field(ge=1)]
+
+
+class TaskConfig(ConfigModel):
+    name: str
+    pinned: bool = False
+
+
+class SubgraphsConfig(ConfigModel):
+    """Task slices of one model. They answer at every level; what the mode decides is where they are meanwhile."""
+
+    tasks: tuple[TaskConfig, ...]
+    on_demand: bool
+    """False: all stay in memory, because the mode is off."""
+    cache_bytes: int | None = None
+    """None is no limit."""
+
+
 class EffectiveConfig(ConfigModel):
     """The settings that a pod obeys."""
 
@@ -63,6 +101,14 @@ class EffectiveConfig(ConfigModel):
     """None while the mode is off."""
     sampler_pipeline: SamplerPipelineConfig | None = None
     """None while the mode is off."""
+    early_exit: EarlyExitConfig | None = None
+    """None while the mode is off."""
+    classification_subgraphs: SubgraphsConfig | None = None
+    """None where the classifier has no tasks."""
+    generation_subgraphs: SubgraphsConfig | None = None
+    """None where the generating model has no tasks."""
+    escalate: EscalateConfig | None = None
+    """No mode: on at every level."""
 
     def is_active(self, mode: Mode) -> bool:
         return mode in self.active_modes

@@ -122,6 +122,7 @@ class AcceleratorType(StrEnum):
 class Task(StrEnum):
     GENERATION = "Generation"
     CLASSIFICATION = "Classification"
+    TOKEN_CLASSIFICATION = "TokenClassification"
 
 
 class RolloutStrategy(StrEnum):

@@ -9,9 +9,11 @@ from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.conditions import Conditions
+from sixfold_api.exit_heads import ExitHeads, ExitReport
 from sixfold_api.pods import ClaimRef, PodSettings, SecretRef, VariantRef
 from sixfold_api.precision import Adapter, DraftReport, Precision, QualityReport, Scheme, TextSource
 from sixfold_api.scalars import Decimal, Duration, Task, duration_seconds
+from sixfold_api.subgraphs import MAX_TASKS, SliceReport, SliceSpec
 
 HUB_SCHEME = "hf://"
 CLAIM_SCHEME = "pvc://"
@@ -25,6 +27,8 @@ URI_PATTERN = (
 )
 
 _QUANTISES = "(has(self.precision) && has(self.precision.scheme) && self.precision.scheme != 'None')"
+_MAKES_SLICES = "(has(self.slices) && self.slices.exists(s, has(s.checkpoint) || has(s.training)))"
+_REWRITES = f"{_QUANTISES} || has(self.lora) || has(self.exitHeads) || {_MAKES_SLICES}"
 _IMMUTABLE = (
     "source",
     "task",
@@ -35,6 +39,8 @@ _IMMUTABLE = (
     "perplexityBudgetPercent",
     "lora",
     "draftFor",
+    "exitHeads",
+    "slices",
     "artifact",
 )
 
@@ -95,13 +101,13 @@ class ModelVariantSpec(SpecModel):
     source: Source
     """Where the weights come from."""
     task: Task
-    """Generation (a causal language model) or Classification (a sequence classifier)."""
+    """Generation (a causal language model), Classification (a sequence classifier) or TokenClassification."""
     precision: Precision = Precision()
     """How the weights are stored; absent means as they come."""
     calibration: TextSource | None = None
-    """Text of your own business that GPTQ is calibrated on."""
+    """Text of your own business that GPTQ or the thresholds of exit heads are calibrated on."""
     evaluation: TextSource | None = None
-    """Held-out text, not the calibration's, that prepared weights and drafts are measured on."""
+    """Held-out text, not the calibration's, that prepared weights, exits and drafts are measured on."""
     accuracy_budget_points: Decimal | None = None
     """Classification: most points of accuracy that quantising may cost; absent means 0.5."""
     perplexity_budget_percent: Decimal | None = None
@@ -110,6 +116,16 @@ class ModelVariantSpec(SpecModel):
     """A LoRA adapter to put on the weights."""
     draft_for: VariantRef | None = None
     """The ModelVariant that this one is a draft for: they are compared, and DraftCompatible says how it went."""
+    exit_heads: ExitHeads | None = None
+    """Heads behind early layers of a classifier; a policy's earlyExit uses them."""
+    slices: Annotated[
+        list[SliceSpec],
+        Field(
+            max_length=MAX_TASKS,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = []
+    """Tasks on one shared trunk; a policy's subgraphs offer them."""
     artifact: ClaimRef | None = None
     """The claim that fetched or quantised weights are written to. A source that is used as it is needs none."""
     credentials_secret_ref: SecretRef | None = None
@@ -124,13 +140,13 @@ class ModelVariantSpec(SpecModel):
             lambda v: not v.source.is_hub or v.artifact is not None,
         ),
         Rule(
-            f"!({_QUANTISES} || has(self.lora)) || has(self.artifact)",
-            "precision and lora need artifact.claimName: the claim that the new weights are written to",
-            lambda v: not (v.quantises or v.lora is not None) or v.artifact is not None,
+            f"!({_REWRITES}) || has(self.artifact)",
+            "precision, lora, exitHeads and slices that are made need artifact.claimName: the claim that the new"
+            " weights are written to",
+            lambda v: not v.rewrites or v.artifact is not None,
         ),
         Rule(
-            f"(has(self.source.uri) && self.source.uri.startsWith('hf://')) || {_QUANTISES} || has(self.lora)"
-            " || !has(self.artifact)",
+            f"(has(self.source.uri) && self.source.uri.startsWith('hf://')) || {_REWRITES} || !has(self.artifact)",
             "these weights are used in place: remove artifact",
             lambda v: v.writes or v.artifact is None,
         ),
@@ -140,14 +156,16 @@ class ModelVariantSpec(SpecModel):
             lambda v: v.source.is_hub or v.credentials_secret_ref is None,
         ),
         Rule(
-            f"has(self.calibration) == ({_QUANTISES} && self.precision.scheme == 'GPTQ')",
-            "calibration is needed for precision.scheme: GPTQ, and only there",
-            lambda v: (v.calibration is not None) == (v.precision.scheme is Scheme.GPTQ),
+            f"has(self.calibration) == (({_QUANTISES} && self.precision.scheme == 'GPTQ') || has(self.exitHeads))",
+            "calibration is needed for precision.scheme: GPTQ and for exitHeads, and only there",
+            lambda v: (v.calibration is not None) == (v.precision.scheme is Scheme.GPTQ or v.exit_heads is not None),
         ),
         Rule(
-            f"has(self.evaluation) == ({_QUANTISES} || has(self.draftFor))",
-            "evaluation is needed with precision or draftFor, and only there",
-            lambda v: (v.evaluation is not None) == (v.quantises or v.draft_for is not None),
+            f"has(self.evaluation) == ({_QUANTISES} || has(self.draftFor) || has(self.exitHeads))",
+            "evaluation is needed with precision, draftFor or exitHeads, and only there",
+            lambda v: (
+                (v.evaluation is not None) == (v.quantises or v.draft_for is not None or v.exit_heads is not None)
+            ),
         ),
         Rule(
             f"(!has(self.accuracyBudgetPoints) || ({_QUANTISES} && self.task == 'Classification'))"
@@ -162,6 +180,30 @@ class ModelVariantSpec(SpecModel):
             "self.task == 'Generation' || (!has(self.lora) && !has(self.draftFor))",
             "lora and draftFor are for task: Generation; remove them",
             lambda v: v.task is Task.GENERATION or (v.lora is None and v.draft_for is None),
+        ),
+        Rule(
+            f"self.task != 'TokenClassification' || !({_QUANTISES})",
+            "precision is for Generation and Classification; remove it",
+            lambda v: v.task is not Task.TOKEN_CLASSIFICATION or not v.quantises,
+        ),
+        Rule(
+            "self.task == 'Classification' || !has(self.exitHeads)",
+            "exitHeads are for task: Classification; remove them",
+            lambda v: v.task is Task.CLASSIFICATION or v.exit_heads is None,
+        ),
+        Rule(
+            f"!({_QUANTISES}) || (!has(self.exitHeads) && !{_MAKES_SLICES})",
+            "exitHeads and slices are made on the weights that answer: quantise in one ModelVariant, and take it as"
+            " source.variantRef of another",
+            lambda v: not v.quantises or (v.exit_heads is None and not v.makes_slices),
+        ),
+        Rule(
+            "!has(self.slices) || self.slices.all(s, !has(s.task) || ((s.task == 'Generation')"
+            " == (self.task == 'Generation')))",
+            "slices of a generating trunk generate, and slices of a classifier classify",
+            lambda v: all(
+                s.task is None or (s.task is Task.GENERATION) == (v.task is Task.GENERATION) for s in v.slices
+            ),
         ),
         Rule(
             " && ".join(_unchanged(name) for name in _IMMUTABLE),
@@ -181,9 +223,18 @@ class ModelVariantSpec(SpecModel):
         return self.perplexity_budget_percent or DEFAULT_PERPLEXITY_BUDGET_PERCENT
 
     @property
+    def makes_slices(self) -> bool:
+        return any(entry.is_made for entry in self.slices)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the preparation makes other files than the source's."""
+        return self.quantises or self.lora is not None or self.exit_heads is not None or self.makes_slices
+
+    @property
     def writes(self) -> bool:
         """Whether the preparation makes a folder of its own instead of using the source in place."""
-        return self.source.is_hub or self.quantises or self.lora is not None
+        return self.source.is_hub or self.rewrites
 
 
 class ArtifactFacts(StatusModel):
@@ -233,10 +284,15 @@ class ModelVariantStatus(StatusModel):
     """What quantising cost."""
     draft: DraftReport | None = None
     """How this draft compares to its target."""
+    exits: ExitReport | None = None
+    """What early exits save and cost."""
+    slices: Annotated[list[SliceReport], Field(max_length=MAX_TASKS)] = []
+    """Task slices that can be offered."""
     job_name: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The preparation Job."""
     conditions: Conditions = []
-    """Ready and Prepared; WithinBudget where weights were quantised, DraftCompatible for a draft."""
+    """Ready and Prepared; WithinBudget where weights were quantised, DraftCompatible for a draft, ExitsCalibrated
+    with exit heads."""
 
 
 class PreparationFailure(StatusModel):
@@ -254,4 +310,6 @@ class PreparationSummary(StatusModel):
     facts: ArtifactFacts | None = None
     quality: QualityReport | None = None
     draft: DraftReport | None = None
+    exits: ExitReport | None = None
+    slices: list[SliceReport] = []
     failure: PreparationFailure | None = None

@@ -44,7 +44,7 @@ def main() -> None:
     try:
         cluster = bring_up()
         apply_examples(cluster)
-        with cluster.port_forward(NAMESPACE, f"svc/{POLICY}-gateway", 8000) as url:
+        with cluster.reach(NAMESPACE, f"{POLICY}-gateway", 8000) as url:
             asyncio.run(show(cluster, url, started))
     except (CommandError, TimeoutError, subprocess.CalledProcessError) as problem:
         console.print(f"\n[bold red]The demo stopped:[/] {problem}")

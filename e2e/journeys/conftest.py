@@ -43,7 +43,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def gateway(cluster: Cluster, namespace: str) -> Iterator[str]:
     """Base URL of the policy's gateway."""
-    with cluster.port_forward(namespace, "svc/assistant-gateway", 8000) as url:
+    with cluster.reach(namespace, "assistant-gateway", 8000) as url:
         yield url
 
 

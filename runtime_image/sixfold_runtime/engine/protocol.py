@@ -53,6 +53,8 @@ class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
     arm: str = "stable"
     speculative: bool = True
     """False: plain decoding for this request, whatever the level."""
+    task: str = ""
+    """The task slice to compute with; "" is the trunk as it is."""
 
 
 class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
@@ -63,6 +65,10 @@ class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
     token_ids: list[int]
     tenant: str = ""
     arm: str = "stable"
+    task: str = ""
+    """The task slice to compute with; "" is the model's own head."""
+    top_k: int | None = None
+    """Report this many labels, the likeliest; None is all."""
 
 
 Request = Generate | Classify
@@ -144,11 +150,26 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag="done"):
     completion_tokens: int = 0
     scores: list[LabelScore] = []
     """A classification's labels, best first; softmax over all labels."""
+    token_labels: list[LabelScore] = []
+    """A token classification's best label of each token id, special tokens included."""
+    layers: int | None = None
+    """Layers that a classified text ran through."""
+    exited: bool = False
+    """Whether it left before the last one."""
     failure: Failure | None = None
     drafted_tokens: int = 0
     """Tokens that a draft model proposed for this request."""
     accepted_tokens: int = 0
     """Tokens among them that the target accepted and the answer holds."""
+
+
+class TaskInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A task slice that a model offers."""
+
+    name: str
+    task: str
+    """Classification, TokenClassification or Generation."""
+    labels: list[str] = []
 
 
 class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -166,6 +187,9 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its weights are being exchanged: new requests wait, so another engine is the better choice."""
     swap_pending: bool = False
     """Its weights have to be exchanged, and it waits for its turn."""
+    labels: list[str] = []
+    """Of a classifier's own head; none where it has only tasks."""
+    tasks: list[TaskInfo] = []
 
 
 class MissingModel(msgspec.Struct, frozen=True, omit_defaults=True):
