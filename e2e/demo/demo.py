@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -127,12 +129,29 @@ async def show_chat(http: httpx.AsyncClient) -> None:
 
 
 async def show_classification(http: httpx.AsyncClient) -> None:
-    heading("Classification: one forward pass, no decoding loop")
-    texts = ["A moving, funny and beautifully acted film.", "Dull, clumsy and far too long: a waste of a good cast."]
-    answer = await http.post("/v1/classify", json={"model": POLICY, "input": texts})
-    answer.raise_for_status()
-    for text, result in zip(texts, answer.json()["data"], strict=True):
-        console.print(f"  {result['label']:>9}  {result['score']:.3f}  {text}")
+    heading("Classification: no decoding loop, and no layer more than a text needs")
+    texts = (
+        "A moving, funny and beautifully acted film.",
+        "Dull, clumsy and far too long: a waste of a good cast.",
+        "It has its moments, though not many of them, and an ending that I did not see coming.",
+    )
+    for item, text in zip(await classify(http, texts), texts, strict=True):
+        left = f"left after layer {item['layers']}" if item["exited"] else f"ran through all {item['layers']} layers"
+        console.print(f"  {item['label']:>9}  {item['score']:.3f}  {left:<26} {text}")
+        if item.get("escalated"):
+            console.print(f"             [dim]unsure, so the generating model was asked:[/] {item['answer']!r}")
+    heading("Other tasks on the same layers, by the header X-Task")
+    (item,) = await classify(http, ["a large cat with a tawny coat and black stripes"], "category")
+    console.print(f"  category: {item['label']} {item['score']:.3f}")
+    (item,) = await classify(http, ["The old dog quickly ran home"], "pos")
+    console.print("  pos: " + ", ".join(f"{word['text']} {word['label']}" for word in item["tokens"]))
+
+
+async def classify(http: httpx.AsyncClient, texts: Sequence[str], task: str = "") -> list[dict[str, Any]]:
+    headers = {"X-Task": task} if task else {}
+    answer = await http.post("/v1/classify", json={"model": POLICY, "input": list(texts)}, headers=headers)
+    items: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
+    return items
 
 
 async def show_refusals(http: httpx.AsyncClient) -> None:

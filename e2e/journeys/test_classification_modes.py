@@ -65,7 +65,7 @@ async def test_sure_texts_leave_early_and_level_2_turns_it_off(
 
 
 async def test_tasks_share_the_trunk(cluster: Cluster, namespace: str, gateway: str) -> None:
-    """X-Task chooses a slice; a cold one is loaded for its first request, and an unknown one is refused with the list."""
+    """X-Task chooses a slice, a cold one is loaded for its first request, an unknown one is refused with the list."""
     category = (await classify(gateway, ["a large cat with a tawny coat and black stripes"], "category")).json()
     assert category["data"][0]["task"] == "category"
     words = (await classify(gateway, ["The old dog quickly ran home"], "pos")).json()["data"][0]["tokens"]
