@@ -43,16 +43,22 @@ class DenseLinear(Linear):
 
     kernel = "dense"
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, shared: bool = False) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, shared: bool = False, as_stored: bool = False
+    ) -> None:
         """
         Args:
             weight: [out_features, in_features] in the compute type, on its device.
             bias: [out_features], likewise.
             shared: the weight belongs to another module too: where that costs little it isn't copied.
+            as_stored: the weight lies over a mapped file: it is never copied.
         """
         self.out_features, self.in_features = weight.shape
         transposed = (
-            weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() <= _MAX_TRANSPOSED_WEIGHTS
+            not as_stored
+            and weight.device.type == "cpu"
+            and weight.dtype == torch.float32
+            and weight.numel() <= _MAX_TRANSPOSED_WEIGHTS
         )
         self._weight = weight.t().contiguous() if transposed else weight.t()
         self._bias = bias

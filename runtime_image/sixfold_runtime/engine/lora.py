@@ -117,7 +117,11 @@ def beside(
 
 
 class AdaptedLinear(Linear):
-    """A quantised linear and, in the compute type, the low-rank updates of its modules."""
+    """A linear (quantised, or shared with others) and, in the compute type, the low-rank updates of its modules.
+
+    Attributes:
+        own_bytes: resident bytes of the updates.
+    """
 
     def __init__(
         self,
@@ -143,7 +147,8 @@ class AdaptedLinear(Linear):
             output += count
         self._a = a.t().contiguous().to(device, dtype)
         self._b = (b if output_order is None else b[:, output_order]).to(device, dtype)
-        self.weight_bytes = inner.weight_bytes + self._a.nbytes + self._b.nbytes
+        self.own_bytes = self._a.nbytes + self._b.nbytes
+        self.weight_bytes = inner.weight_bytes + self.own_bytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._inner(x).addmm_(x @ self._a, self._b)
