@@ -7,26 +7,33 @@ written in place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from sixfold_api.scalars import Task
 from sixfold_runtime.engine.attention import StepAttention
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.decoder_cache import CacheShape, Span
 from sixfold_runtime.engine.decoder_shape import DecoderShape, check_tensors
+from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.linear import DenseLinear, Linear, build_linear
+from sixfold_runtime.engine.mlp import Modules, Tensors, TwoLinears, sliced_mlp
 from sixfold_runtime.engine.norm import RMSNorm
 from sixfold_runtime.engine.rotary import Rotary, interleaved
+from sixfold_runtime.engine.trunk import Head
 
 _MAX_KEPT_TOKENS = 64
 """Working memory for steps of up to so many tokens is kept."""
 
 
 @dataclass(frozen=True)
-class _Layer:
+class DecoderLayer:
+    """The weights of one layer."""
+
     attention_norm: RMSNorm
     qkv: Linear
     """Outputs [kv_heads, group + 2, head_dim]: the queries of a group, its key (both interleaved), its value."""
@@ -36,6 +43,17 @@ class _Layer:
     mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
+
+    @property
+    def mlp(self) -> TwoLinears:
+        """The feed-forward part, behind mlp_norm."""
+        return TwoLinears(self.gate_up, gated, self.down)
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up (SwiGLU, arXiv 2002.05202): [n, 2 * intermediate] -> [n, intermediate]; overwrites."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate, inplace=True).mul_(up)
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,9 @@ class Decoder:
         embeddings: [vocabulary, hidden].
         linears: by the names of the modules that each computes.
         weight_bytes: resident.
+        blocks: the layers' weights.
+        layers: how many.
+        width: of hidden states.
     """
 
     def __init__(
@@ -79,7 +100,8 @@ class Decoder:
         self._workspaces: dict[int, _Workspace] = {}
         self.linears: dict[tuple[str, ...], Linear] = {}
         self.embeddings = self._tensor("model.embed_tokens.weight")
-        self._layers = [self._layer(f"model.layers.{index}") for index in range(shape.layers)]
+        self.layers, self.width = shape.layers, shape.hidden
+        self.blocks = [self._layer(f"model.layers.{index}") for index in range(shape.layers)]
         self._norm = RMSNorm(self._tensor("model.norm.weight"), shape.eps)
         self._head: Linear = DenseLinear(self.embeddings, shared=True) if shape.tied else self._linear("", "lm_head")
         self._rotary = Rotary(config, shape.head_dim, device)
@@ -91,7 +113,7 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         parts: list[Linear | RMSNorm] = [self._norm, self._head]
-        parts += [part for layer in self._layers for part in vars(layer).values() if part is not None]
+        parts += [part for layer in self.blocks for part in vars(layer).values() if part is not None]
         return self.embeddings.nbytes + sum(part.weight_bytes for part in parts)
 
     @property
@@ -120,7 +142,7 @@ class Decoder:
             spans, shape.windows, work.heads, work.attended.view(len(tokens), shape.kv_heads, shape.group, -1)
         )
         pairs = _as_complex(turned) if self.dtype == torch.float32 else None
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.blocks):
             layer.qkv.write(layer.attention_norm(x), work.qkv)
             if layer.head_norm is not None:
                 turned.copy_(layer.head_norm(turned))
@@ -154,6 +176,24 @@ class Decoder:
         """[n, hidden] -> float32 [n, vocabulary]"""
         return self._head(self._norm(hidden)).float()
 
+    def mlp_modules(self, index: int) -> tuple[Modules, Modules]:
+        """The modules in the feed-forward part of a layer, as they are computed: those of one tuple can only be
+        replaced together."""
+        name = f"model.layers.{index}.mlp"
+        return (f"{name}.gate_proj", f"{name}.up_proj"), (f"{name}.down_proj",)
+
+    def mlp(self, tensors: Tensors, index: int) -> TwoLinears | None:
+        """A layer's feed-forward part with a slice's replacements or deltas; None if it has none for the layer.
+
+        Raises:
+            ModelLoadError: a tensor doesn't fit.
+        """
+        return sliced_mlp(self.blocks[index].mlp, self.mlp_modules(index), tensors, self.dtype, self.device)
+
+    def head(self, tensors: Tensors, task: Task, labels: Sequence[str]) -> Head:
+        """Raises ModelLoadError: a generator's slice has no head of its own."""
+        raise ModelLoadError(f"a generating model can't have a slice with a head for {task}")
+
     def _workspace(self, tokens: int) -> _Workspace:
         if tokens in self._workspaces:
             return self._workspaces[tokens]
@@ -176,9 +216,9 @@ class Decoder:
     def _buffer(self, *size: int) -> torch.Tensor:
         return torch.empty(*size, dtype=self.dtype, device=self.device)
 
-    def _layer(self, name: str) -> _Layer:
+    def _layer(self, name: str) -> DecoderLayer:
         shape = self.shape
-        return _Layer(
+        return DecoderLayer(
             attention_norm=RMSNorm(self._tensor(f"{name}.input_layernorm.weight"), shape.eps),
             qkv=self._linear(f"{name}.self_attn.", "q_proj", "k_proj", "v_proj", order=_qkv_order(shape)),
             head_norm=self._head_norm(f"{name}.self_attn") if shape.norms_heads else None,
