@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -12,6 +13,13 @@ from sixfold_api.scalars import Fraction, Unquoted
 
 DEFAULT_KEPT_CHARACTERS = r"a-zA-Z0-9\u4e00-\u9fff\s.,!?;"
 TEXT_PLACE = "{text}"
+
+_PLAIN = r"[^\[\]^\\\n-]"
+"""A character that stands for itself."""
+_CODE = r"\\u[0-9a-fA-F]{4}"
+KEPT_CHARACTERS_PATTERN = rf"^({_PLAIN}-{_PLAIN}|{_CODE}-{_CODE}|{_CODE}|\\[sdw\\-]|{_PLAIN})+$"
+"""Ranges, \\uXXXX, \\s, \\d, \\w, \\- and characters: a class of characters that can't fail to compile but for a range
+that runs backwards."""
 
 
 class ExitRule(StrEnum):
@@ -25,16 +33,38 @@ class OtherScripts(StrEnum):
     REMOVE = "Remove"
 
 
+KeptCharacters = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=KEPT_CHARACTERS_PATTERN)]
+
+
+def _compiles(keep: str) -> bool:
+    try:
+        re.compile(f"[{keep}]")
+    except re.error:
+        return False
+    return True
+
+
+KEPT_CHARACTERS_RULES = (
+    Rule(
+        f"!has(self.keep) || (self.keep.findAll(r'{_PLAIN}-{_PLAIN}').all(r, r.substring(0, 1) <= r.substring(2, 3))"
+        f" && self.keep.findAll(r'{_CODE}-{_CODE}').all(r, r.substring(2, 6).lowerAscii()"
+        " <= r.substring(9, 13).lowerAscii()))",
+        "keep has a range that runs backwards, such as z-a",
+        lambda s: _compiles(s.keep),
+    ),
+)
+
+
 class SanitizeSpec(ApiModel):
     """Removes characters that tell a classifier nothing. A text of which nothing would be left stays as it is."""
 
-    keep: Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\[\]^]+$")] = (
-        DEFAULT_KEPT_CHARACTERS
-    )
-    r"""Characters that stay, as in the brackets of a regular expression; absent means ASCII letters and digits, Chinese
-    characters, white space and .,!?;"""
+    keep: KeptCharacters = DEFAULT_KEPT_CHARACTERS
+    r"""Characters that stay, as in the brackets of a regular expression: characters, ranges, \uXXXX, \s, \d, \w, and \-
+    and \\ for themselves. Absent means ASCII letters and digits, Chinese characters, white space and .,!?;"""
     other_scripts: OtherScripts = OtherScripts.KEEP
     """Keep leaves a text alone that has letters outside of `keep`: they would be lost. Remove takes them too."""
+
+    rules = KEPT_CHARACTERS_RULES
 
 
 class EarlyExitSpec(ApiModel):

@@ -10,19 +10,25 @@ from types import MappingProxyType
 from sixfold_api.base import ApiModel
 from sixfold_api.generation import Acceptance, GenerationSpec, Guard, ThresholdSpec
 from sixfold_api.modes import LEVEL_FROM, Mode, ModeState
-from sixfold_api.policy import InferencePolicySpec, ModeStatus
+from sixfold_api.policy import ClassificationSpec, InferencePolicySpec, ModeStatus
 from sixfold_api.provenance import provenance
 from sixfold_api.runtime_config import (
+    EarlyExitConfig,
     EffectiveConfig,
+    EscalateConfig,
     Provenance,
     RateLimitConfig,
     SamplerPipelineConfig,
+    SanitizeConfig,
     SpeculativeConfig,
     StreamingConfig,
+    SubgraphsConfig,
+    TaskConfig,
 )
 from sixfold_api.scalars import Compression, quantity_value
 
 DEFAULT_MIN_COSINE = 0.6
+NO_SUBGRAPHS = "spec.classification.subgraphs and spec.generation.subgraphs are absent"
 NOTHING_STREAMS = "nothing streams: the policy has no spec.generation"
 NOT_IN_THIS_VERSION = "this version of Sixfold doesn't have it"
 _NOTHING: Mapping[Mode, str] = MappingProxyType({})
@@ -47,6 +53,7 @@ def effective(
     level = spec.rollback_level if target_level is None else min(target_level, spec.rollback_level)
     modes = tuple(_mode_status(mode, spec, level, unsupported) for mode in Mode)
     active = tuple(mode.name for mode in modes if mode.state is ModeState.ACTIVE)
+    on_demand = Mode.SUBGRAPHS in active
     config = EffectiveConfig(
         level=level,
         active_modes=active,
@@ -57,6 +64,10 @@ def effective(
         rate_limit=_rate_limit_share(spec),
         speculative=_speculative(spec.generation) if Mode.SPECULATIVE in active else None,
         sampler_pipeline=_sampler_pipeline(spec.generation) if Mode.SAMPLER_PIPELINE in active else None,
+        early_exit=_early_exit(spec.classification) if Mode.EARLY_EXIT in active else None,
+        classification_subgraphs=_subgraphs(spec.classification, on_demand),
+        generation_subgraphs=_subgraphs(spec.generation, on_demand),
+        escalate=_escalate(spec.classification),
     )
     return Effective(config, modes, provenance(spec, config, modes))
 
@@ -72,7 +83,7 @@ def _mode_status(mode: Mode, spec: InferencePolicySpec, level: int, unsupported:
 
 def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
     """What a mode would do at the highest level, and why not if it doesn't run there."""
-    generation = spec.generation
+    generation, classification = spec.generation, spec.classification
     if mode is Mode.COMPRESSED_STREAMING:
         if spec.streaming.compression is Compression.OFF:
             return ModeState.OFF, "spec.streaming.compression is Off"
@@ -85,6 +96,11 @@ def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
         return _if_present(generation and generation.speculative, "spec.generation.speculative")
     if mode is Mode.SAMPLER_PIPELINE:
         return _if_present(generation and generation.sampler_pipeline, "spec.generation.samplerPipeline")
+    if mode is Mode.EARLY_EXIT:
+        return _if_present(classification and classification.early_exit, "spec.classification.earlyExit")
+    if mode is Mode.SUBGRAPHS:
+        block = (classification and classification.subgraphs) or (generation and generation.subgraphs)
+        return (ModeState.ACTIVE, "") if block is not None else (ModeState.OFF, NO_SUBGRAPHS)
     return ModeState.UNSUPPORTED, NOT_IN_THIS_VERSION
 
 
@@ -114,6 +130,46 @@ def _sampler_pipeline(generation: GenerationSpec | None) -> SamplerPipelineConfi
     spec = generation.sampler_pipeline
     size = None if spec.buffer_size is None else int(quantity_value(spec.buffer_size))
     return SamplerPipelineConfig(workers=spec.workers, overlap=spec.overlap, buffer_bytes=size)
+
+
+def _early_exit(classification: ClassificationSpec | None) -> EarlyExitConfig | None:
+    if classification is None or classification.early_exit is None:
+        return None
+    spec = classification.early_exit
+    sanitize = spec.sanitize
+    return EarlyExitConfig(
+        rule=spec.rule,
+        threshold=_number(spec.threshold),
+        max_disagreement=_number(spec.max_disagreement),
+        length_relaxation=_number(spec.length_relaxation),
+        sanitize=None if sanitize is None else SanitizeConfig(keep=sanitize.keep, other_scripts=sanitize.other_scripts),
+    )
+
+
+def _subgraphs(block: ClassificationSpec | GenerationSpec | None, on_demand: bool) -> SubgraphsConfig | None:
+    if block is None or block.subgraphs is None:
+        return None
+    spec = block.subgraphs
+    return SubgraphsConfig(
+        tasks=tuple(TaskConfig(name=task.name, pinned=task.pinned) for task in spec.tasks),
+        on_demand=on_demand,
+        cache_bytes=None if spec.cache_size is None else int(quantity_value(spec.cache_size)),
+    )
+
+
+def _escalate(classification: ClassificationSpec | None) -> EscalateConfig | None:
+    if classification is None or classification.escalate is None:
+        return None
+    spec = classification.escalate
+    return EscalateConfig(
+        below_confidence=float(spec.below_confidence),
+        prompt_template=spec.prompt_template,
+        max_tokens=spec.max_tokens,
+    )
+
+
+def _number(decimal: str | None) -> float | None:
+    return None if decimal is None else float(decimal)
 
 
 def _rate_limit_share(spec: InferencePolicySpec) -> RateLimitConfig | None:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sixfold_api.base import ApiModel, Rule, StatusModel
 from sixfold_api.precision import TextSource
-from sixfold_api.scalars import Decimal, Fraction, Unquoted
+from sixfold_api.scalars import Decimal, Fraction, NoFloat, Unquoted
 
 MIN_CALIBRATION_SAMPLES = 50
 """Fewer tell nothing about how often an exit disagrees with the full model."""
@@ -26,7 +26,7 @@ class ExitHeads(ApiModel):
     """Linear heads behind some layers: a text whose label is sure enough there runs no further. Thresholds are
     calibrated so that, at 95% confidence, labels disagree with the full model's in at most `maxDisagreement`."""
 
-    depths: Annotated[list[Annotated[int, Field(ge=1, le=256), Unquoted]], Field(max_length=64)] = []
+    depths: Annotated[list[Annotated[int, Field(ge=1, le=256), Unquoted, NoFloat]], Field(max_length=64)] = []
     """Layers after which a head stands, counted from 1; absent means all but the last."""
     training: TextSource
     """Labelled text that the heads learn from; all of it unless `samples` says less."""

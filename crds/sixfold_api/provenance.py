@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from sixfold_api.base import ApiModel
+from sixfold_api.classification import ExitRule
 from sixfold_api.generation import Acceptance, Guard
 from sixfold_api.modes import Mode, ModeState
 from sixfold_api.policy import InferencePolicySpec, ModeStatus
-from sixfold_api.runtime_config import EffectiveConfig, Provenance, SetBy
+from sixfold_api.runtime_config import EffectiveConfig, Provenance, SetBy, SubgraphsConfig
 
 _MODE_BLOCKS = {
     Mode.QUANTIZED: "/generation/quantized",
     Mode.SPECULATIVE: "/generation/speculative",
     Mode.SAMPLER_PIPELINE: "/generation/samplerPipeline",
+    Mode.EARLY_EXIT: "/classification/earlyExit",
 }
+_LONGEST_VALUE = 80
+"""Characters of a text that are shown; the configuration has all of it."""
+_VARIANTS = "the variant's"
+_IN_MEMORY = "all in memory"
 
 
 def provenance(
@@ -24,13 +30,20 @@ def provenance(
     status = {mode.name: mode for mode in modes}
     rows = [_level(spec, config), *_streaming(spec, config, status[Mode.COMPRESSED_STREAMING])]
     if spec.gateway.rate_limit is not None:
-        rows.append(_row(spec, "/gateway/rateLimit/requestsPerSecond"))
-        rows.append(_row(spec, "/gateway/rateLimit/burst"))
+        rows += _rows(spec, "/gateway/rateLimit", "requestsPerSecond", "burst")
     for mode, block in _MODE_BLOCKS.items():
         if status[mode].state is ModeState.ACTIVE:
             rows += _active(mode, spec, config)
         elif status[mode].state is not ModeState.OFF:
             rows.append(_off(block, "off", status[mode]))
+    for block, subgraphs in (
+        ("/classification/subgraphs", config.classification_subgraphs),
+        ("/generation/subgraphs", config.generation_subgraphs),
+    ):
+        if subgraphs is not None:
+            rows += _subgraphs(spec, block, subgraphs, status[Mode.SUBGRAPHS])
+    if config.escalate is not None:
+        rows += _rows(spec, "/classification/escalate", "belowConfidence", "promptTemplate", "maxTokens")
     return tuple(rows)
 
 
@@ -51,17 +64,16 @@ def _streaming(spec: InferencePolicySpec, config: EffectiveConfig, status: ModeS
 
 
 def _active(mode: Mode, spec: InferencePolicySpec, config: EffectiveConfig) -> list[Provenance]:
+    block = _MODE_BLOCKS[mode]
     if mode is Mode.QUANTIZED:
-        return [_row(spec, "/generation/quantized/variantRef/name")]
+        return [_row(spec, f"{block}/variantRef/name")]
     if mode is Mode.SPECULATIVE:
         return _speculative(spec, config)
-    pipeline = config.sampler_pipeline
-    buffer = "what the largest batch needs" if pipeline is None or pipeline.buffer_bytes is None else None
-    block = _MODE_BLOCKS[mode]
+    if mode is Mode.EARLY_EXIT:
+        return _early_exit(spec, config)
     return [
-        _row(spec, f"{block}/workers"),
-        _row(spec, f"{block}/overlap"),
-        _row(spec, f"{block}/bufferSize", buffer),
+        *_rows(spec, block, "workers", "overlap"),
+        _row(spec, f"{block}/bufferSize", absent="what the largest batch needs"),
     ]
 
 
@@ -73,19 +85,40 @@ def _speculative(spec: InferencePolicySpec, config: EffectiveConfig) -> list[Pro
     if str(speculative.num_tokens) != drafts.value:
         why = "threshold.guard SingleToken drafts one token at a time"
         drafts = Provenance(path=drafts.path, value=str(speculative.num_tokens), set_by=SetBy.SPEC, why=why)
-    rows = [
-        _row(spec, f"{block}/draftVariantRef/name"),
-        _row(spec, f"{block}/draftDevice"),
-        drafts,
-        _row(spec, f"{block}/length"),
-        _row(spec, f"{block}/acceptance"),
-    ]
+    rows = [*_rows(spec, block, "draftVariantRef/name", "draftDevice"), drafts]
+    rows += _rows(spec, block, "length", "acceptance")
     if speculative.acceptance is Acceptance.THRESHOLD:
-        rows.append(_row(spec, f"{block}/threshold/minProbability", f"{speculative.min_probability:g}"))
-        rows.append(_row(spec, f"{block}/threshold/guard", speculative.guard.value))
+        rows.append(_row(spec, f"{block}/threshold/minProbability", absent=f"{speculative.min_probability:g}"))
+        rows.append(_row(spec, f"{block}/threshold/guard", absent=speculative.guard.value))
         if speculative.guard is Guard.COHERENCE:
-            rows.append(_row(spec, f"{block}/threshold/minCosine", f"{speculative.min_cosine:g}"))
+            rows.append(_row(spec, f"{block}/threshold/minCosine", absent=f"{speculative.min_cosine:g}"))
     return rows
+
+
+def _early_exit(spec: InferencePolicySpec, config: EffectiveConfig) -> list[Provenance]:
+    block, exits = _MODE_BLOCKS[Mode.EARLY_EXIT], config.early_exit
+    if exits is None:
+        return []
+    rows = [_row(spec, f"{block}/rule")]
+    if exits.rule is ExitRule.FIXED:
+        rows.append(_row(spec, f"{block}/threshold"))
+    if exits.rule is ExitRule.CALIBRATED:
+        rows.append(_row(spec, f"{block}/maxDisagreement", absent=_VARIANTS))
+    rows.append(_row(spec, f"{block}/lengthRelaxation", absent=_VARIANTS))
+    if exits.sanitize is None:
+        return [*rows, _row(spec, f"{block}/sanitize", absent="off")]
+    return [*rows, *_rows(spec, f"{block}/sanitize", "keep", "otherScripts")]
+
+
+def _subgraphs(
+    spec: InferencePolicySpec, block: str, subgraphs: SubgraphsConfig, status: ModeStatus
+) -> list[Provenance]:
+    """Tasks answer at every level; where the mode is off, all of them stay in memory."""
+    names = ", ".join(f"{task.name} (pinned)" if task.pinned else task.name for task in subgraphs.tasks)
+    tasks = Provenance(path=f"{block}/tasks", value=_shortened(names), set_by=SetBy.SPEC)
+    if subgraphs.on_demand:
+        return [tasks, _row(spec, f"{block}/cacheSize", absent="no limit")]
+    return [tasks, _off(f"{block}/cacheSize", _IN_MEMORY, status)]
 
 
 def _off(path: str, value: str, status: ModeStatus) -> Provenance:
@@ -94,20 +127,30 @@ def _off(path: str, value: str, status: ModeStatus) -> Provenance:
     return Provenance(path=path, value=value, set_by=set_by, why=status.reason)
 
 
-def _row(spec: InferencePolicySpec, path: str, value: str | None = None) -> Provenance:
+def _rows(spec: InferencePolicySpec, block: str, *names: str) -> list[Provenance]:
+    return [_row(spec, f"{block}/{name}") for name in names]
+
+
+def _row(spec: InferencePolicySpec, path: str, absent: str = "") -> Provenance:
     """The value at a JSON pointer of camelCase names, and whether the user wrote it.
 
-    `value` is what holds where the spec itself may have none.
+    `absent` is what holds where the spec has nothing.
     """
     node: Any = spec
     written = True
     for alias in path.strip("/").split("/"):
         if not isinstance(node, ApiModel):
-            written = False
+            node = None
             break
         name = next(n for n, field in type(node).model_fields.items() if field.alias == alias)
         written = written and name in node.model_fields_set
         node = getattr(node, name)
-    return Provenance(
-        path=path, value=str(node) if value is None else value, set_by=SetBy.SPEC if written else SetBy.DEFAULT
-    )
+    if node is None:
+        return Provenance(path=path, value=absent, set_by=SetBy.DEFAULT)
+    return Provenance(path=path, value=_shortened(str(node)), set_by=SetBy.SPEC if written else SetBy.DEFAULT)
+
+
+def _shortened(text: str) -> str:
+    """In one line that a table can show."""
+    line = text.strip("\n").replace("\n", " ")
+    return line if len(line) <= _LONGEST_VALUE else f"{line[: _LONGEST_VALUE - 1]}…"

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from sixfold_api.base import ApiModel, StatusModel
-from sixfold_api.classification import ExitRule, OtherScripts
+from sixfold_api.classification import KEPT_CHARACTERS_RULES, ExitRule, KeptCharacters, OtherScripts
 from sixfold_api.generation import MAX_DRAFT_TOKENS, Acceptance, DraftDevice, DraftLength, Guard, Overlap
 from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.scalars import Compression, FullWeights, Task
@@ -54,8 +54,10 @@ class SamplerPipelineConfig(ConfigModel):
 
 
 class SanitizeConfig(ConfigModel):
-    keep: str
+    keep: KeptCharacters
     other_scripts: OtherScripts = OtherScripts.KEEP
+
+    rules = KEPT_CHARACTERS_RULES
 
 
 class EarlyExitConfig(ConfigModel):

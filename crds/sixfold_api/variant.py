@@ -14,6 +14,7 @@ from sixfold_api.pods import ClaimRef, PodSettings, SecretRef, VariantRef
 from sixfold_api.precision import Adapter, DraftReport, Precision, QualityReport, Scheme, TextSource
 from sixfold_api.scalars import Decimal, Duration, Task, duration_seconds
 from sixfold_api.subgraphs import MAX_TASKS, SliceReport, SliceSpec
+from sixfold_api.variant_rules import VARIANT_RULES
 
 HUB_SCHEME = "hf://"
 CLAIM_SCHEME = "pvc://"
@@ -25,29 +26,6 @@ URI_PATTERN = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{40}"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+)$"
 )
-
-_QUANTISES = "(has(self.precision) && has(self.precision.scheme) && self.precision.scheme != 'None')"
-_MAKES_SLICES = "(has(self.slices) && self.slices.exists(s, has(s.checkpoint) || has(s.training)))"
-_REWRITES = f"{_QUANTISES} || has(self.lora) || has(self.exitHeads) || {_MAKES_SLICES}"
-_IMMUTABLE = (
-    "source",
-    "task",
-    "precision",
-    "calibration",
-    "evaluation",
-    "accuracyBudgetPoints",
-    "perplexityBudgetPercent",
-    "lora",
-    "draftFor",
-    "exitHeads",
-    "slices",
-    "artifact",
-)
-
-
-def _unchanged(name: str) -> str:
-    """CEL: an optional field is as it was."""
-    return f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
 
 
 class Source(ApiModel):
@@ -133,83 +111,7 @@ class ModelVariantSpec(SpecModel):
     preparation: Preparation = Preparation()
     """The preparation Job."""
 
-    rules = (
-        Rule(
-            "!(has(self.source.uri) && self.source.uri.startsWith('hf://')) || has(self.artifact)",
-            "an hf:// source needs artifact.claimName: the claim that the weights are written to",
-            lambda v: not v.source.is_hub or v.artifact is not None,
-        ),
-        Rule(
-            f"!({_REWRITES}) || has(self.artifact)",
-            "precision, lora, exitHeads and slices that are made need artifact.claimName: the claim that the new"
-            " weights are written to",
-            lambda v: not v.rewrites or v.artifact is not None,
-        ),
-        Rule(
-            f"(has(self.source.uri) && self.source.uri.startsWith('hf://')) || {_REWRITES} || !has(self.artifact)",
-            "these weights are used in place: remove artifact",
-            lambda v: v.writes or v.artifact is None,
-        ),
-        Rule(
-            "(has(self.source.uri) && self.source.uri.startsWith('hf://')) || !has(self.credentialsSecretRef)",
-            "credentialsSecretRef is for hf:// sources: remove it",
-            lambda v: v.source.is_hub or v.credentials_secret_ref is None,
-        ),
-        Rule(
-            f"has(self.calibration) == (({_QUANTISES} && self.precision.scheme == 'GPTQ') || has(self.exitHeads))",
-            "calibration is needed for precision.scheme: GPTQ and for exitHeads, and only there",
-            lambda v: (v.calibration is not None) == (v.precision.scheme is Scheme.GPTQ or v.exit_heads is not None),
-        ),
-        Rule(
-            f"has(self.evaluation) == ({_QUANTISES} || has(self.draftFor) || has(self.exitHeads))",
-            "evaluation is needed with precision, draftFor or exitHeads, and only there",
-            lambda v: (
-                (v.evaluation is not None) == (v.quantises or v.draft_for is not None or v.exit_heads is not None)
-            ),
-        ),
-        Rule(
-            f"(!has(self.accuracyBudgetPoints) || ({_QUANTISES} && self.task == 'Classification'))"
-            f" && (!has(self.perplexityBudgetPercent) || ({_QUANTISES} && self.task == 'Generation'))",
-            "accuracyBudgetPoints is for a quantised classifier, perplexityBudgetPercent for a quantised generator",
-            lambda v: (
-                (v.accuracy_budget_points is None or (v.quantises and v.task is Task.CLASSIFICATION))
-                and (v.perplexity_budget_percent is None or (v.quantises and v.task is Task.GENERATION))
-            ),
-        ),
-        Rule(
-            "self.task == 'Generation' || (!has(self.lora) && !has(self.draftFor))",
-            "lora and draftFor are for task: Generation; remove them",
-            lambda v: v.task is Task.GENERATION or (v.lora is None and v.draft_for is None),
-        ),
-        Rule(
-            f"self.task != 'TokenClassification' || !({_QUANTISES})",
-            "precision is for Generation and Classification; remove it",
-            lambda v: v.task is not Task.TOKEN_CLASSIFICATION or not v.quantises,
-        ),
-        Rule(
-            "self.task == 'Classification' || !has(self.exitHeads)",
-            "exitHeads are for task: Classification; remove them",
-            lambda v: v.task is Task.CLASSIFICATION or v.exit_heads is None,
-        ),
-        Rule(
-            f"!({_QUANTISES}) || (!has(self.exitHeads) && !{_MAKES_SLICES})",
-            "exitHeads and slices are made on the weights that answer: quantise in one ModelVariant, and take it as"
-            " source.variantRef of another",
-            lambda v: not v.quantises or (v.exit_heads is None and not v.makes_slices),
-        ),
-        Rule(
-            "!has(self.slices) || self.slices.all(s, !has(s.task) || ((s.task == 'Generation')"
-            " == (self.task == 'Generation')))",
-            "slices of a generating trunk generate, and slices of a classifier classify",
-            lambda v: all(
-                s.task is None or (s.task is Task.GENERATION) == (v.task is Task.GENERATION) for s in v.slices
-            ),
-        ),
-        Rule(
-            " && ".join(_unchanged(name) for name in _IMMUTABLE),
-            "what shapes the weights is immutable: create another ModelVariant and point the policy to it",
-        ),
-    )
+    rules = VARIANT_RULES
 
     @property
     def quantises(self) -> bool:
