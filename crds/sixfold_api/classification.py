@@ -17,8 +17,8 @@ TEXT_PLACE = "{text}"
 _PLAIN = r"[^\[\]^\\\n-]"
 """A character that stands for itself."""
 _CODE = r"\\u[0-9a-fA-F]{4}"
-KEPT_CHARACTERS_PATTERN = rf"^({_PLAIN}-{_PLAIN}|{_CODE}-{_CODE}|{_CODE}|\\[sdw\\-]|{_PLAIN})+$"
-"""Ranges, \\uXXXX, \\s, \\d, \\w, \\- and characters: a class of characters that can't fail to compile but for a range
+KEPT_CHARACTERS_PATTERN = rf"^({_PLAIN}-{_PLAIN}|{_CODE}-{_CODE}|{_CODE}|\\[sdwtnr.\\\[\]^-]|{_PLAIN})+$"
+"""Ranges, \\uXXXX, escapes and characters: a class of characters that can't fail to compile but for a range
 that runs backwards."""
 
 
@@ -36,9 +36,15 @@ class OtherScripts(StrEnum):
 KeptCharacters = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=KEPT_CHARACTERS_PATTERN)]
 
 
+def not_kept(keep: str) -> re.Pattern[str]:
+    """Matches runs of the characters that `keep` doesn't have. Raises re.error."""
+    escaped = re.sub("[&|~]", r"\\\g<0>", keep)  # two of them will be set operations one day
+    return re.compile(f"[^{escaped}]+")
+
+
 def _compiles(keep: str) -> bool:
     try:
-        re.compile(f"[{keep}]")
+        not_kept(keep)
     except re.error:
         return False
     return True
@@ -59,8 +65,8 @@ class SanitizeSpec(ApiModel):
     """Removes characters that tell a classifier nothing. A text of which nothing would be left stays as it is."""
 
     keep: KeptCharacters = DEFAULT_KEPT_CHARACTERS
-    r"""Characters that stay, as in the brackets of a regular expression: characters, ranges, \uXXXX, \s, \d, \w, and \-
-    and \\ for themselves. Absent means ASCII letters and digits, Chinese characters, white space and .,!?;"""
+    r"""Characters that stay, as in the brackets of a regular expression: characters, ranges, \uXXXX, \s, \d, \w, \t,
+    and \- \\ \[ \] \^ for themselves. Absent means ASCII letters and digits, Chinese characters, white space and .,!?;"""
     other_scripts: OtherScripts = OtherScripts.KEEP
     """Keep leaves a text alone that has letters outside of `keep`: they would be lost. Remove takes them too."""
 
