@@ -66,7 +66,8 @@ class SanitizeSpec(ApiModel):
 
     keep: KeptCharacters = DEFAULT_KEPT_CHARACTERS
     r"""Characters that stay, as in the brackets of a regular expression: characters, ranges, \uXXXX, \s, \d, \w, \t,
-    and \- \\ \[ \] \^ for themselves. Absent means ASCII letters and digits, Chinese characters, white space and .,!?;"""
+    and \- \\ \[ \] \^ for themselves. Absent means ASCII letters and digits, Chinese characters, white space and
+    .,!?;"""
     other_scripts: OtherScripts = OtherScripts.KEEP
     """Keep leaves a text alone that has letters outside of `keep`: they would be lost. Remove takes them too."""
 
