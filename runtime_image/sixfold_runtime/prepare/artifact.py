@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import CONFIG, WEIGHTS, WEIGHTS_INDEX, files_in, read_json, weight_files
+from sixfold_runtime.prepare.files import (
+    CONFIG,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    adapter_files,
+    files_in,
+    read_json,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     import torch  # seconds, which a fault in a small file need not wait for
@@ -73,10 +82,26 @@ def explained(target: Path) -> Iterator[None]:
 
 
 def copy_beside_weights(source: Path, target: Path) -> None:
-    """Copy what belongs to a model and is no weight: configuration, tokenizer, template, generation settings."""
+    """Copy what belongs to a model whichever its weights are: configuration, tokenizer, template, generation settings.
+
+    Exit heads and task slices stay behind: they are for the source's weights.
+    """
     for name in files_in(source, source):
         if not name.endswith(".safetensors") and name != WEIGHTS_INDEX:
             shutil.copyfile(source / name, target / name)
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy a whole model, with its adapter, exit heads and task slices; on one claim the weights take no space twice."""
+    for name in [*files_in(source, source), *adapter_files(source, source)]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".safetensors"):
+            try:
+                os.link((source / name).resolve(), target / name)
+                continue
+            except OSError:
+                pass  # another claim, or a file system without links
+        shutil.copyfile(source / name, target / name)
 
 
 def write_config(target: Path, quantization: Mapping[str, Any]) -> None:

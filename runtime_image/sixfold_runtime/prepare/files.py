@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sixfold_api.scalars import OUR_NAME_PATTERN
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.sources import require_inside
 
@@ -20,8 +21,13 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 REPORT = "prepare-report.json"
 ADAPTER = "adapter"
 """Folder of a LoRA adapter that stays beside quantised weights."""
+EXITS = "exits.safetensors"
+"""Exit heads of the model beside them."""
+SLICES = "slices"
+"""Folder of task slices."""
 
 _SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_SLICE = re.compile(rf"{SLICES}/{OUR_NAME_PATTERN.strip('^$')}\.safetensors")
 _BESIDE_WEIGHTS = frozenset(
     {
         CONFIG,
@@ -60,7 +66,13 @@ def model_files(names: Iterable[str]) -> list[str]:
             )
     if not weights:
         _raise_without_weights(present)
-    return sorted(weights | (present & _BESIDE_WEIGHTS))
+    return sorted(weights | (present & _BESIDE_WEIGHTS) | {name for name in present if is_made(name)})
+
+
+def is_made(name: str) -> bool:
+    """Whether a file, by its name relative to the model's folder, holds exit heads or a task slice: they compute with
+    the weights beside them alone."""
+    return name == EXITS or _SLICE.fullmatch(name) is not None
 
 
 def _raise_without_weights(present: set[str]) -> None:
@@ -79,7 +91,8 @@ def files_in(folder: Path, root: Path) -> list[str]:
 
     Raises PreparationError as `model_files` does, and UnsafePath.
     """
-    names = model_files(path.name for path in folder.iterdir() if path.is_file())
+    found = [*folder.iterdir(), *(folder / SLICES).glob("*")]
+    names = model_files(path.relative_to(folder).as_posix() for path in found if path.is_file())
     for name in names:
         require_inside(folder / name, root)
     return names

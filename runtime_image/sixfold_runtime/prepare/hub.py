@@ -39,7 +39,7 @@ class Hub:
         """The model's files by name. Raises PreparationError."""
         api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False)
         with _explained(self, source):
-            entries = list(api.list_repo_tree(source.repository, revision=source.commit))
+            entries = list(api.list_repo_tree(source.repository, revision=source.commit, recursive=True))
         files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
         return {name: files[name] for name in model_files(files)}
 

@@ -13,7 +13,7 @@ from typing import Any
 from sixfold_api.scalars import Task
 from sixfold_api.variant import ArtifactFacts
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import ADAPTER, CONFIG, adapter_files, files_in, read_config, weight_files
+from sixfold_runtime.prepare.files import ADAPTER, CONFIG, adapter_files, files_in, is_made, read_config, weight_files
 from sixfold_runtime.prepare.layers import LinearShape, linear_shapes
 from sixfold_runtime.prepare.quantised import full_tensors, scheme_of
 from sixfold_runtime.prepare.tokenizer import TokenizerFacts, read_tokenizer, require_fit
@@ -98,7 +98,7 @@ def _digests(
         if name in weights:
             log(f"reading {name}, {weights[name].size_bytes} bytes")
             digests[name] = read_values(weights[name])
-        elif name.startswith(ADAPTER) and name.endswith(".safetensors"):
+        elif is_made(name) or (name.startswith(ADAPTER) and name.endswith(".safetensors")):
             digests[name] = read_values(read_header(folder / name))
         elif not name.endswith(".safetensors"):
             digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
