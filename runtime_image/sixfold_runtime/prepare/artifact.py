@@ -92,7 +92,7 @@ def copy_beside_weights(source: Path, target: Path) -> None:
 
 
 def copy_model(source: Path, target: Path) -> None:
-    """Copy a whole model, with its adapter, exit heads and task slices; on one claim the weights take no space twice."""
+    """Copy a model with adapter, exit heads and task slices; on one claim the weights take no space twice."""
     for name in [*files_in(source, source), *adapter_files(source, source)]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".safetensors"):
