@@ -10,6 +10,8 @@ from typing import TypeVar, cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sixfold_api.runtime_config import RuntimeConfig
+from sixfold_runtime.engine.classification_metrics import ExitMetrics, ExitSeries
+from sixfold_runtime.engine.slice_metrics import SliceMetrics, SliceSeries
 from sixfold_runtime.engine.work import Runner
 from sixfold_runtime.settings import RuntimeSettings
 
@@ -67,6 +69,8 @@ class EngineMetrics:
         self.load = Gauge("sixfold_model_load_seconds", "Seconds that loading took.", _VARIANT, registry=registry)
         self.speculation = SpeculationSeries(registry)
         self.swaps = SwapSeries(registry)
+        self.exits = ExitSeries(registry)
+        self.slices = SliceSeries(registry, self.memory)
         self.generated = Counter(
             "sixfold_generated_tokens",
             "Tokens of answers: drafted ones that the target accepted, and the target's own.",
@@ -173,6 +177,8 @@ class ModelMetrics:
         self._labels = {**metrics.labels, "variant": variant}
         self._children: dict[tuple[object, ...], object] = {}
         self._drafts: deque[tuple[int, int]] = deque(maxlen=_WINDOW_DRAFTS)
+        self.exits = ExitMetrics(metrics.exits, self._labels)
+        self.slices = SliceMetrics(metrics.slices, self._labels)
 
     def loaded(self, load_seconds: float, weight_bytes: int) -> None:
         self._metrics.load.labels(**self._labels).set(load_seconds)
