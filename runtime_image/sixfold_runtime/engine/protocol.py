@@ -69,6 +69,8 @@ class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
     """The task slice to compute with; "" is the model's own head."""
     top_k: int | None = None
     """Report this many labels, the likeliest; None is all."""
+    early_exit: bool = True
+    """False: through all layers, whatever the level."""
 
 
 Request = Generate | Classify
