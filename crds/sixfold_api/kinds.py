@@ -84,6 +84,12 @@ VARIANT = Kind(
         Column("Parameters", ".status.artifact.parameters", "integer"),
         Column("Precision", ".spec.precision.scheme", wide=True, description="How the weights are stored."),
         Column("Loss", ".status.quality.loss", wide=True, description="What quantising cost: percent or points."),
+        Column(
+            "Exits",
+            ".status.exits.calibrated.exitRate",
+            wide=True,
+            description="Share of the calibration texts that exit early.",
+        ),
         Column("Ready", _condition("Ready")),
         Column("Reason", _condition("Ready", "reason")),
         Column("Message", _condition("Ready", "message"), wide=True),

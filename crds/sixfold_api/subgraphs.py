@@ -63,7 +63,9 @@ class SliceReport(StatusModel):
     """A slice that was prepared."""
 
     name: OurName
+    """The task."""
     task: Task
+    """Generation, Classification or TokenClassification."""
     size_bytes: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
     """Bytes of its tensors."""
 

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, KEPT_CHARACTERS_PATTERN
 from sixfold_api.crdgen import structural
 from sixfold_api.kinds import POLICY, VARIANT
+from sixfold_api.precision import CLAIM_FILE_PATTERN
 
 # (values that are fine, values just over a line); a quarter of the specs or so should be accepted.
 NAMES = ["chat", "a" * 40], ["a" * 41, "", "Chat", "a.b", "a-", "é"]
@@ -22,6 +24,8 @@ URIS = ["pvc://models/chat", "hf://acme/chat@" + "0" * 40], ["pvc://models", "hf
 TEXTS = ["pvc://models/a.jsonl"], ["pvc://models", "hf://acme/chat@" + "0" * 40]
 FRACTIONS = ["0", "0.5", "1.0"], ["2", "-0.1", ".5", "1e-3", "0.1234567"]
 DECIMALS = ["1", "0.25", "-3"], ["1,5", "1.", "1e3", "0.1234567"]
+KEPT = [DEFAULT_KEPT_CHARACTERS, "a-zä", "\\s&|~"], ["z-a", "[a]", "", "a-", "\\", "\\u12", "a\nb", "^a", "b-a-c"]
+TEMPLATES = ["{text}", "One of {labels}? {text}"], ["text", "{ text }", ""]
 MODULES = ["o_proj", "layers.0.*"], ["o proj", "", "a/b"]
 LABELS = ["x", "a" * 63], ["a b", "-", "ä", "a" * 64, ".x"]
 KEYS = ["x", "example.com/x"], ["a b", "-", "", "Example.com/x", "/x"]
@@ -31,6 +35,8 @@ KNOWN = {
     "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": FRACTIONS,
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": DECIMALS,
     "^[A-Za-z0-9_.*]+$": MODULES,
+    CLAIM_FILE_PATTERN: TEXTS,
+    KEPT_CHARACTERS_PATTERN: KEPT,
 }
 ODD = [None, True, "text", 1, 1.5, [], {}, [None], {"noSuchField": 1}]
 
@@ -68,6 +74,8 @@ def _scalars(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         return [low, low + 1, high], [low - 1, high + 1, str(low), low + 0.5]
     pattern = schema.get("pattern", "")
     if not pattern:
+        if "{text}" in schema["description"]:
+            return TEMPLATES
         return URIS if schema["description"].startswith("hf://") else TEXTS
     if pattern in KNOWN:
         return KNOWN[pattern]

@@ -14,8 +14,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, KEPT_CHARACTERS_PATTERN
 from sixfold_api.crdgen import structural
 from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
+from sixfold_api.precision import CLAIM_FILE_PATTERN
 
 Steps = tuple[str | int, ...]
 
@@ -35,7 +37,11 @@ TIED = {
     ("guard", "SingleToken"),
     ("scheme", "None"),
     ("scheme", "INT8"),
+    ("task", "Generation"),
     ("task", "Classification"),
+    ("task", "TokenClassification"),
+    ("rule", "Quantile"),
+    ("rule", "Fixed"),
 }
 """Words that rules tie to other fields of the full example."""
 NEEDED = {
@@ -46,6 +52,8 @@ NEEDED = {
     ("calibration",),
     ("evaluation",),
     ("source", "variantRef"),
+    ("exitHeads",),
+    ("slices", 1, "training"),
 }
 """Blocks that a rule needs in the full example."""
 _LONG_KEY = f"{'a' * 253}/{'b' * 63}"
@@ -61,6 +69,8 @@ LONGEST = {
     "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": "0.123456",
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": "-123456789.123456",
     "^[A-Za-z0-9_.*]+$": "a" * 128,
+    KEPT_CHARACTERS_PATTERN: "a" * 256,
+    CLAIM_FILE_PATTERN: "pvc://models/" + "a" * 499,
     None: "pvc://models/" + "a" * 499,  # a URI, whose form is a rule
 }
 
@@ -155,7 +165,7 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "in quotes", replaced(full, path, str(value)), "must be of type integer"
         yield "a boolean", replaced(full, path, True), "must be of type integer"
         yield "a fraction", replaced(full, path, 1.5), "must be of type integer"
-        if path[-1] in ("bits", "groupSize"):  # CEL reads them, and takes no float for a whole number
+        if {"bits", "groupSize", "depths"} & set(path):  # CEL reads them, and takes no float for a whole number
             yield "a whole float", replaced(full, path, float(value)), "expected int, got float64"
         elif path != ("engine", "replicas"):  # where `kubectl scale` writes, the apiserver itself takes no float
             yield "a whole float", replaced(full, path, float(value)), None
@@ -168,11 +178,13 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
     if node.get("type") == "string":
         yield "a number", replaced(full, path, 7), "must be of type string"
     if "pattern" in node:
-        yield "of another form", replaced(full, path, "no way!"), "should match"
+        yield "of another form", replaced(full, path, "no way^"), "should match"
         yield "with a line break", replaced(full, path, f"{value}\n"), "should match"
     longest = LONGEST[node.get("pattern")] if "maxLength" in node else None
     if path == ("source", "uri"):
         longest = "hf://acme/" + "a" * 461 + "@" + "0" * 40
+    if path[-1] == "promptTemplate":
+        longest = "{text}" + "a" * 4090
     if longest is not None:
         yield "longest", replaced(full, path, longest), None
         if len(longest) == node["maxLength"]:
@@ -180,14 +192,16 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
     if "minLength" in node:
         yield "empty", replaced(full, path, ""), "should be at least 1 chars long"
     if node.get("type") == "array":
-        yield "most items", replaced(full, path, value[:1] * node["maxItems"]), None
+        yield "most items", replaced(full, path, _items(value[0], node["maxItems"])), None
         words = f"must have at most {node['maxItems']} items"
-        yield "too many items", replaced(full, path, value[:1] * (node["maxItems"] + 1)), words
-        yield "with a null", replaced(full, path, [None]), "must be of type object"
+        yield "too many items", replaced(full, path, _items(value[0], node["maxItems"] + 1)), words
+        if "minItems" in node:
+            yield "too few items", replaced(full, path, []), f"should have at least {node['minItems']} items"
+        yield "with a null", replaced(full, path, [None]), f"must be of type {node['items']['type']}"
         yield "an object", replaced(full, path, {}), "must be of type array"
     if node.get("type") == "object":
         if path not in NEEDED and not isinstance(path[-1], int):
-            required = path[-1] in ("variantRef", "draftVariantRef", "source")
+            required = path[-1] in ("variantRef", "draftVariantRef", "source", "training")
             yield "null", replaced(full, path, None), "Required value" if required else None
         yield "text", replaced(full, path, "text"), "must be of type object"
         if "maxProperties" in node:
@@ -201,6 +215,13 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
             yield "a key of another form", replaced(full, path, {"no key!": "1"}), "each key must have at most"
         else:
             yield "an unknown field", replaced(full, (*path, "noSuchField"), 1), "unknown field"
+
+
+def _items(first: Any, count: int) -> list[Any]:
+    """As many as `first`, each of its own where that has a name or is a number."""
+    if isinstance(first, int):
+        return list(range(1, count + 1))
+    return [first | ({"name": f"n{number}"} if "name" in first else {}) for number in range(count)]
 
 
 @pytest.mark.parametrize("kind, spec, expected", list(cases()))
@@ -222,7 +243,8 @@ def test_what_comes_back_is_what_went_in(api, kind: Kind) -> None:
         assert api.create(kind, full).spec == full
     stored = api.create(kind, FULL[kind][0]).spec
     assert stored == FULL[kind][0]
-    assert kind.spec.model_validate(stored).to_dict() == _with_text_quantities(stored)
+    absent = {"slices": []} if kind is VARIANT else {}
+    assert kind.spec.model_validate(stored).to_dict() == absent | _with_text_quantities(stored)
 
 
 def _with_text_quantities(spec: Any) -> Any:
@@ -247,7 +269,13 @@ DEFAULTS = {
                 "speculative": {"draftVariantRef": {"name": "tiny"}},
                 "samplerPipeline": {},
             },
-            "classification": {"variantRef": {"name": "intent"}, "engine": {}},
+            "classification": {
+                "variantRef": {"name": "intent"},
+                "engine": {},
+                "earlyExit": {"sanitize": {}},
+                "subgraphs": {"tasks": [{"name": "ner"}]},
+                "escalate": {"belowConfidence": "0.5", "promptTemplate": "{text}"},
+            },
             "streaming": {},
         },
         {
@@ -261,6 +289,11 @@ DEFAULTS = {
             "generation/samplerPipeline/workers": 1,
             "generation/samplerPipeline/overlap": "Auto",
             "classification/engine/strategy": "Auto",
+            "classification/earlyExit/rule": "Calibrated",
+            "classification/earlyExit/sanitize/keep": DEFAULT_KEPT_CHARACTERS,
+            "classification/earlyExit/sanitize/otherScripts": "Keep",
+            "classification/subgraphs/tasks/0/pinned": False,
+            "classification/escalate/maxTokens": 128,
             "streaming/compression": "Auto",
             "streaming/level": 3,
         },
@@ -276,8 +309,17 @@ DEFAULTS_ELSEWHERE = {
     POLICY: {
         "generation/speculative/threshold/minProbability": "0.1",
         "generation/speculative/threshold/guard": "Coherence",
+        "generation/subgraphs/tasks/0/pinned": False,
     },
-    VARIANT: {"precision/modules/0/full": False},
+    VARIANT: {
+        "precision/modules/0/full": False,
+        "exitHeads/train": "Heads",
+        "exitHeads/distillation": "0",
+        "exitHeads/maxDisagreement": "0.03",
+        "exitHeads/lengthRelaxation": "0.01",
+        "slices/1/adapter/width": 64,
+        "slices/1/adapter/layers": 8,
+    },
 }
 """Of blocks that can't stand in DEFAULTS."""
 
@@ -290,7 +332,7 @@ def test_defaults(api, kind: Kind) -> None:
     added = {"/".join(map(str, path)): node["default"] for _, path, node in examples(kind) if "default" in node}
     assert added == expected | DEFAULTS_ELSEWHERE[kind]
     for path, value in expected.items():
-        assert at(stored, tuple(path.split("/"))) == value
+        assert at(stored, tuple(int(step) if step.isdigit() else step for step in path.split("/"))) == value
     assert kind.spec.model_validate(stored) == kind.spec.model_validate(spec)
 
 

@@ -33,6 +33,26 @@ QUALITY = {
     "samples": 128,
     "tries": 1,
 }
+CHOICE = {
+    "depths": [2, 4],
+    "thresholds": ["0.93", "0.88"],
+    "exitRate": "0.71",
+    "meanLayers": "3.4",
+    "disagreement": "0.014",
+    "disagreementBound": "0.029",
+}
+EXITS = {
+    "layers": 6,
+    "calibrated": CHOICE,
+    "quantile": CHOICE | {"depths": [], "thresholds": []},
+    "samples": 2000,
+    "meanLayers": "3.5",
+    "disagreement": "0.021",
+    "accuracy": "0.902",
+    "fullAccuracy": "0.904",
+    "calibrationError": "0.012",
+}
+SLICES = [{"name": "ner", "task": "TokenClassification", "sizeBytes": 2**33}]
 READY = {"type": "Ready", "status": "False", "reason": "Unschedulable", "message": "no node has nvidia.com/gpu"}
 
 
@@ -97,15 +117,18 @@ def test_columns(api, kubectl, example: str) -> None:
     }
     facts |= {"tokenizerFingerprint": f"sha256:{'1' * 64}"}
     answer = api.patch(
-        VARIANT, example, {"status": {"size": "7.1 MiB", "artifact": facts, "quality": QUALITY}}, "status"
+        VARIANT,
+        example,
+        {"status": {"size": "7.1 MiB", "artifact": facts, "quality": QUALITY, "exits": EXITS}},
+        "status",
     )
     assert answer.accepted, answer.causes
     header, row = kubectl("get", "mvar").splitlines()
     assert header.split() == ["NAME", "TASK", "SIZE", "PARAMETERS", "READY", "REASON", "AGE"]
     assert row.split()[:5] == ["example", "Generation", "7.1", "MiB", "1900000"]
     header, row = kubectl("get", "mvar", "-o", "wide").splitlines()
-    assert header.split()[4:] == ["PRECISION", "LOSS", "READY", "REASON", "MESSAGE", "AGE"]
-    assert row.split()[5:7] == ["INT8", "0.49"]
+    assert header.split()[4:] == ["PRECISION", "LOSS", "EXITS", "READY", "REASON", "MESSAGE", "AGE"]
+    assert row.split()[5:8] == ["INT8", "0.49", "0.71"]
 
 
 @pytest.mark.parametrize("name", ["ipol", "inferencepolicy", "inferencepolicies"])
@@ -213,6 +236,8 @@ def test_a_variants_status_survives_the_models(api, example: str) -> None:
         "size": "1 B",
         "quality": QUALITY | {"kl": "0.003"},
         "draft": ratios | {"warnings": ["KL 0.2 is not below 0.15"]},
+        "exits": EXITS,
+        "slices": SLICES,
         "jobName": "example-prepare-0",
         "conditions": [READY | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
     }
@@ -239,6 +264,44 @@ def test_scale(api, kubectl, example: str) -> None:
     assert "should be less than or equal to 1000" in kubectl.run("scale", "ipol", example, "--replicas=1001").stderr
     kubectl("scale", "ipol", example, "--replicas=0")
     assert api.get(POLICY, example)["spec"]["engine"]["replicas"] == 0
+
+
+def applied(kubectl: Any, manager: str, document: dict[str, Any]) -> None:
+    kubectl("apply", "--server-side", f"--field-manager={manager}", "-f", "-", stdin=json.dumps(document))
+
+
+def test_tasks_of_several_appliers_join_by_name(api, kubectl) -> None:
+    """Server-side apply: each owns its own tasks, and taking one back leaves the other's."""
+
+    def policy(*tasks: dict[str, Any]) -> dict[str, Any]:
+        classification = {"variantRef": {"name": "intent"}, "subgraphs": {"tasks": list(tasks)}}
+        metadata = {"name": "shared", "namespace": "default"}
+        spec = {"classification": classification}
+        return {"apiVersion": "sixfold.dev/v1alpha1", "kind": "InferencePolicy", "metadata": metadata, "spec": spec}
+
+    def tasks() -> list[dict[str, Any]]:
+        return api.get(POLICY, "shared")["spec"]["classification"]["subgraphs"]["tasks"]
+
+    try:
+        applied(kubectl, "one", policy({"name": "ner", "pinned": True}))
+        applied(kubectl, "two", policy({"name": "topic"}))
+        assert tasks() == [{"name": "ner", "pinned": True}, {"name": "topic", "pinned": False}]
+        applied(kubectl, "one", policy({"name": "intent"}))
+        assert {task["name"] for task in tasks()} == {"topic", "intent"}
+    finally:
+        kubectl("delete", "ipol", "shared")
+
+
+def test_the_order_of_slices_is_no_change(api, kubectl) -> None:
+    """They are a map by name: the same slices in another order are the same weights."""
+    spec = {"source": {"uri": "pvc://models/intent"}, "task": "Classification"}
+    spec["slices"] = [{"name": "ner", "task": "TokenClassification"}, {"name": "topic"}]
+    assert api.create(VARIANT, spec, "sliced", dry_run=False).accepted
+    try:
+        for slices, accepted in ((spec["slices"][::-1], True), (spec["slices"][:1], False), ([], False)):
+            assert api.patch(VARIANT, "sliced", {"spec": {"slices": slices}}).accepted is accepted
+    finally:
+        api.delete(VARIANT, "sliced")
 
 
 def manifests() -> list[Path]:

@@ -38,9 +38,35 @@ THRESHOLD = "threshold is for acceptance: Threshold; remove it or set acceptance
 FULL_WEIGHTS = "engine.fullWeights is for policies with generation.quantized; remove it"
 CLASSIFIER_WEIGHTS = "fullWeights is for the engine that generates: remove it from classification.engine"
 SOURCE = "source needs either uri or variantRef"
-NEW_WEIGHTS = "precision and lora need artifact.claimName: the claim that the new weights are written to"
-CALIBRATION = "calibration is needed for precision.scheme: GPTQ, and only there"
-EVALUATION = "evaluation is needed with precision or draftFor, and only there"
+NEW_WEIGHTS = (
+    "precision, lora, exitHeads and slices that are made need artifact.claimName: the claim that the new weights are"
+    " written to"
+)
+CALIBRATION = "calibration is needed for precision.scheme: GPTQ and for exitHeads, and only there"
+EVALUATION = "evaluation is needed with precision, draftFor or exitHeads, and only there"
+HELD_OUT = "evaluation must be held-out text: another file than calibration"
+LEARNED = (
+    "exitHeads.training must be another file than calibration and evaluation: heads are too sure of text that they"
+    " have learned"
+)
+ONE_NAME = "each slice needs a name of its own"
+SLICE_TASK = "slices of a generating trunk generate, and slices of a classifier classify"
+EXITS_TASK = "exitHeads are for task: Classification; remove them"
+NO_PRECISION = "precision is for Generation and Classification; remove it"
+QUANTISE_FIRST = (
+    "exitHeads and slices belong to the weights that answer: quantise in one ModelVariant, and take it as"
+    " source.variantRef of another"
+)
+ONE_ORIGIN = "a slice comes from checkpoint or from training, not both"
+ADAPTER_TRAINED = "adapter is for slices that are trained: add training or remove it"
+DEPTHS = "each of depths may stand there once"
+TASKS = "each task may stand there once"
+FIXED = "threshold is needed for rule: Fixed, and only there"
+BACKWARDS = "keep has a range that runs backwards, such as z-a"
+CALIBRATED = "maxDisagreement is for rule: Calibrated; remove it"
+TEMPLATE = "promptTemplate must contain {text}, where the text goes"
+BACKWARDS = "keep has a range that runs backwards, such as z-a"
+ESCALATES = "classification.escalate hands texts to generation: add spec.generation or remove it"
 BUDGET = "accuracyBudgetPoints is for a quantised classifier, perplexityBudgetPercent for a quantised generator"
 GENERATES = "lora and draftFor are for task: Generation; remove them"
 BITS = "bits must be 2, 3, 4 or 8"
@@ -69,6 +95,8 @@ def from_claim(uri: str = "pvc://models/chat", **fields: Any) -> dict[str, Any]:
 
 
 TEXT = {"uri": "pvc://models/heldout.jsonl"}
+CALIBRATING = {"uri": "pvc://models/calibration.jsonl"}
+TRAINING = {"uri": "pvc://models/training.jsonl"}
 LORA = {"uri": "pvc://models/adapters/tone"}
 
 
@@ -86,7 +114,7 @@ def gptq(precision: dict[str, Any] | None = None, **fields: Any) -> dict[str, An
         "source": {"variantRef": {"name": "chat"}},
         "task": "Generation",
         "precision": {"scheme": "GPTQ", **(precision or {})},
-        "calibration": TEXT,
+        "calibration": CALIBRATING,
         "evaluation": TEXT,
         "artifact": {"claimName": "models"},
         **fields,
@@ -97,6 +125,33 @@ def gptq(precision: dict[str, Any] | None = None, **fields: Any) -> dict[str, An
 def int8(task: str = "Classification", **fields: Any) -> dict[str, Any]:
     return gptq(precision={"scheme": "INT8"}, task=task, calibration=None, **fields)
 
+
+def exiting(heads: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A classifier with exit heads; a field of None is left out."""
+    spec = {
+        "source": {"uri": "pvc://models/intent"},
+        "task": "Classification",
+        "exitHeads": {"training": TRAINING, **(heads or {})},
+        "calibration": CALIBRATING,
+        "evaluation": TEXT,
+        "artifact": {"claimName": "models"},
+        **fields,
+    }
+    return {name: value for name, value in spec.items() if value is not None}
+
+
+def sliced(*slices: dict[str, Any], task: str = "Classification", **fields: Any) -> dict[str, Any]:
+    return {"source": {"uri": "pvc://models/intent"}, "task": task, "slices": list(slices), **fields}
+
+
+def classifying(**blocks: Any) -> dict[str, Any]:
+    return {"classification": CLASSIFICATION | blocks}
+
+
+CUT = {"name": "ner", "checkpoint": "pvc://models/ner"}
+TRAINED = {"name": "topic", "training": TRAINING}
+WRITES = {"artifact": {"claimName": "models"}}
+ESCALATION = {"belowConfidence": "0.6", "promptTemplate": "One of {labels}? {text}"}
 
 CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
     (POLICY, {"generation": GENERATION}, None),
@@ -209,6 +264,76 @@ CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
     *((VARIANT, gptq(evaluation={"uri": uri}), TEXT_URI) for uri in ("pvc://models", "pvc://models/../x", "a.jsonl")),
     (VARIANT, gptq(calibration={"uri": f"hf://acme/text@{COMMIT}"}), TEXT_URI),
     (VARIANT, gptq(lora={"uri": "adapters/tone"}), ADAPTER_URI),
+    (VARIANT, gptq(calibration=TEXT), HELD_OUT),
+    (VARIANT, exiting(), None),
+    (VARIANT, exiting({"depths": [2, 1], "train": "Trunk", "distillation": "0.5"}), None),
+    (VARIANT, exiting({"depths": []}), None),
+    (VARIANT, exiting({"depths": [1, 2, 1]}), DEPTHS),
+    (VARIANT, exiting({"training": TEXT}), LEARNED),
+    (VARIANT, exiting({"training": CALIBRATING}), LEARNED),
+    (VARIANT, exiting({"training": {"uri": "training.jsonl"}}), TEXT_URI),
+    (VARIANT, exiting(calibration=TEXT), HELD_OUT),
+    (VARIANT, exiting(calibration=None), CALIBRATION),
+    (VARIANT, exiting(evaluation=None), EVALUATION),
+    (VARIANT, exiting(artifact=None), NEW_WEIGHTS),
+    (VARIANT, exiting(task="Generation"), EXITS_TASK),
+    (VARIANT, exiting(task="TokenClassification"), EXITS_TASK),
+    (VARIANT, exiting(precision={"scheme": "INT8"}), QUANTISE_FIRST),
+    (VARIANT, exiting(precision={"scheme": "None"}), None),
+    (VARIANT, exiting(precision={}), None),
+    (VARIANT, exiting(slices=[CUT, TRAINED]), None),
+    (VARIANT, sliced(), None),
+    (VARIANT, sliced({"name": "ner"}, {"name": "topic"}), None),
+    (VARIANT, sliced({"name": "ner", "task": "TokenClassification"}), None),
+    (VARIANT, sliced({"name": "ner", "task": "Classification"}, task="TokenClassification"), None),
+    (VARIANT, sliced({"name": "ner", "task": "Generation"}), SLICE_TASK),
+    (VARIANT, sliced({"name": "sql"}, {"name": "ner", "task": "Classification"}, task="Generation"), SLICE_TASK),
+    (VARIANT, sliced({"name": "sql", "task": "Generation"}, task="Generation"), None),
+    (VARIANT, sliced({"name": "ner"}, {"name": "ner"}), ONE_NAME),
+    (VARIANT, sliced({"name": "ner"}, **WRITES), IN_PLACE),
+    (VARIANT, sliced(CUT), NEW_WEIGHTS),
+    (VARIANT, sliced(TRAINED, {"name": "ner"}), NEW_WEIGHTS),
+    (VARIANT, sliced(CUT, TRAINED, **WRITES), None),
+    (VARIANT, sliced(CUT | TRAINED, **WRITES), ONE_ORIGIN),
+    (VARIANT, sliced(TRAINED | {"adapter": {}}, **WRITES), None),
+    (VARIANT, sliced(TRAINED | {"adapter": {"width": 16, "layers": 2}}, **WRITES), None),
+    (VARIANT, sliced(CUT | {"adapter": {"width": 16}}, **WRITES), ADAPTER_TRAINED),
+    (VARIANT, sliced({"name": "ner", "adapter": {}}), ADAPTER_TRAINED),
+    (VARIANT, sliced(CUT, **WRITES, evaluation=TEXT), EVALUATION),
+    (VARIANT, sliced(*({"name": f"task-{n}", "checkpoint": "pvc://models/" + "x" * 499} for n in range(32)), **WRITES),
+     None),
+    (VARIANT, int8(slices=[{"name": "ner"}]), QUANTISE_FIRST),
+    (VARIANT, int8(slices=[CUT]), QUANTISE_FIRST),
+    (VARIANT, int8(slices=[]), None),
+    (VARIANT, int8("TokenClassification"), NO_PRECISION),
+    (VARIANT, from_claim(task="TokenClassification"), None),
+    (VARIANT, from_claim(task="TokenClassification", lora=LORA, artifact={"claimName": "models"}), GENERATES),
+    (VARIANT, int8("TokenClassification", accuracyBudgetPoints="0.5"), BUDGET),
+    (POLICY, classifying(earlyExit={}), None),
+    (POLICY, classifying(earlyExit={"rule": "Calibrated", "maxDisagreement": "0.01"}), None),
+    (POLICY, classifying(earlyExit={"maxDisagreement": "0.01", "lengthRelaxation": "0"}), None),
+    (POLICY, classifying(earlyExit={"rule": "Quantile"}), None),
+    (POLICY, classifying(earlyExit={"rule": "Fixed", "threshold": "0.95"}), None),
+    (POLICY, classifying(earlyExit={"rule": "Fixed"}), FIXED),
+    (POLICY, classifying(earlyExit={"threshold": "0.95"}), FIXED),
+    (POLICY, classifying(earlyExit={"rule": "Quantile", "threshold": "0.95"}), FIXED),
+    (POLICY, classifying(earlyExit={"rule": "Quantile", "maxDisagreement": "0.01"}), CALIBRATED),
+    (POLICY, classifying(earlyExit={"rule": "Fixed", "threshold": "0.9", "maxDisagreement": "0.01"}), CALIBRATED),
+    (POLICY, classifying(earlyExit={"sanitize": {}}), None),
+    (POLICY, classifying(earlyExit={"sanitize": {"keep": "a-z .\\s\\-\\u00e4", "otherScripts": "Remove"}}), None),
+    (POLICY, classifying(earlyExit={"sanitize": {"keep": "a-zz-a"}}), BACKWARDS),
+    (POLICY, classifying(earlyExit={"sanitize": {"keep": "\\u9fff-\\u4e00"}}), BACKWARDS),
+    (POLICY, classifying(earlyExit={"sanitize": {"keep": "\\u4e00-\\u9FFF\\]\\-é-я\\s&&"}}), None),
+    (POLICY, classifying(earlyExit={"sanitize": {"keep": "a-z0-9é-zя"}}), BACKWARDS),
+    (POLICY, classifying(earlyExit={"sanitize": {"keep": "a\\u9fff-\\u4E00"}}), BACKWARDS),
+    (POLICY, classifying(subgraphs={"tasks": [{"name": "ner", "pinned": True}, {"name": "topic"}]}), None),
+    (POLICY, classifying(subgraphs={"tasks": [{"name": "ner"}, {"name": "ner", "pinned": True}]}), TASKS),
+    (POLICY, generating(subgraphs={"tasks": [{"name": "sql"}], "cacheSize": "1Gi"}), None),
+    (POLICY, generating(subgraphs={"tasks": [{"name": "sql"}, {"name": "sql"}]}), TASKS),
+    (POLICY, policy(classification=CLASSIFICATION | {"escalate": ESCALATION}), None),
+    (POLICY, classifying(escalate=ESCALATION), ESCALATES),
+    (POLICY, policy(classification=CLASSIFICATION | {"escalate": ESCALATION | {"promptTemplate": "{labels}?"}}),
+     TEMPLATE),
 ]  # fmt: skip
 
 
@@ -249,6 +374,8 @@ def test_names(api, name: str, valid: bool) -> None:
 CHANGES = [
     ({"precision": {"scheme": "None"}}, IMMUTABLE),
     ({"perplexityBudgetPercent": "2", "precision": {"scheme": "INT8"}, "evaluation": TEXT}, IMMUTABLE),
+    ({"exitHeads": {"training": TRAINING}, "task": "Classification", "calibration": CALIBRATING}, IMMUTABLE),
+    ({"slices": [{"name": "sql"}]}, IMMUTABLE),
     ({"lora": LORA}, IMMUTABLE),
     ({"draftFor": {"name": "chat"}, "evaluation": TEXT}, IMMUTABLE),
     ({"source": {"uri": f"hf://acme/chat@{COMMIT[::-1]}"}}, IMMUTABLE),
