@@ -34,6 +34,8 @@ class Reason(StrEnum):
     OVER_BUDGET = "OverBudget"
     UNUSABLE_ADAPTER = "UnusableAdapter"
     ADAPTER_NOT_RETRAINED = "AdapterNotRetrained"
+    UNUSABLE_SLICE = "UnusableSlice"
+    UNUSABLE_TRAINING = "UnusableTraining"
     UNEXPECTED = "Unexpected"
 
 
