@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sixfold_runtime.engine.classification import batch_size
 from sixfold_runtime.engine.device import available_memory_bytes, choose_device, fastest_threads, quota_threads
 from sixfold_runtime.engine.loader import Weights, compute_dtype
 
@@ -45,13 +44,6 @@ def test_the_compute_type_is_fp32_on_a_cpu_with_room(
     device: torch.device, available: int, expected: torch.dtype
 ) -> None:
     assert compute_dtype(Weights(parameters=1000, dtype=torch.bfloat16), device, available) == expected
-
-
-@pytest.mark.parametrize(
-    ("lengths", "count"), [([], 0), ([900], 1), ([10, 10, 10], 3), ([10, 40, 10], 2), ([50, 50, 50], 2), ([1] * 9, 4)]
-)
-def test_a_classifiers_batch_is_bounded_with_its_padding(lengths: list[int], count: int) -> None:
-    assert batch_size(lengths, max_rows=4, max_tokens=100) == count
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,26 @@
-"""Classification with one model: one forward a batch, never a decoding loop."""
+"""Classification with one model: batches that run layer by layer, never a decoding loop.
+
+A step computes one batch up to the next layer where texts may leave, so answers of those that do don't wait for the
+others, and neither do other models of the engine.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
+from sixfold_api.modes import Mode
+from sixfold_runtime.engine.classification_queue import BatchSize, Text, TextQueue
+from sixfold_runtime.engine.classification_run import Answer, LayeredRun, ModuleRun, Run, first_forward
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.exit_plan import ExitPlan, ExitPlanner
 from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 from sixfold_runtime.engine.metrics import CLASSIFY, ModelMetrics
-from sixfold_runtime.engine.protocol import Classify, Done, FinishReason, LabelScore
+from sixfold_runtime.engine.protocol import Classify, Done, FinishReason
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.work import (
     CurrentConfig,
@@ -23,27 +30,15 @@ from sixfold_runtime.engine.work import (
     engine_error,
     failed,
     non_finite,
-    overloaded,
+    out_of_memory,
 )
+from sixfold_runtime.modes.exit_drift import Drift
+
+if TYPE_CHECKING:
+    from sixfold_runtime.engine.exit_heads import ExitHeads
+    from sixfold_runtime.engine.slice_pool import SlicePool
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    key: Key
-    request: Classify
-    arrived_seconds: float
-
-
-def batch_size(lengths: Sequence[int], max_rows: int, max_tokens: int) -> int:
-    """How many of the first texts go into one batch whose padded size is at most `max_tokens`; at least one."""
-    longest = 0
-    for count, length in enumerate(lengths, start=1):
-        longest = max(longest, length)
-        if count > max_rows or (count > 1 and count * longest > max_tokens):
-            return count - 1
-    return len(lengths)
 
 
 class ClassificationRunner:
@@ -55,25 +50,40 @@ class ClassificationRunner:
         limits: Limits,
         config: CurrentConfig,
         metrics: ModelMetrics,
+        *,
+        exits: ExitHeads | None = None,
+        why_no_exits: str = "",
+        slices: SlicePool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            exits: of the model's own head.
+            why_no_exits: for people, why there are none although the folder has some.
+            slices: None: the model has no tasks.
+        """
         self._model = model
+        self._trunk = getattr(model, "trunk", None)
+        self._limits = limits
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._limits = limits
-        self._waiting: deque[_Waiting] = deque()
-        config_of_model = model.module.config.get_text_config()
-        self._pad_id: int | None = getattr(config_of_model, "pad_token_id", None)
-        # A decoder finds its last token by looking for the padding: without a padding id it can't be batched.
-        self._max_rows = limits.max_running if self._pad_id is not None else 1
-        self.running = 0
-        """Always 0 between steps: a batch ends within its step."""
+        self._slices = slices
+        self._queue = TextQueue(limits.max_waiting, slices)
+        self._run: Run | None = None
+        self._run_plan: ExitPlan | None = None
+        """What `_run` began with."""
+        self._planner = ExitPlanner(exits, why_no_exits or _why_no_exits(model))
+        self._planner.follow(config().stable.early_exit)
+        metrics.exits.watch_drift(self._drift)
+        self._pad_id: int | None = None
+        if getattr(model, "trunk", None) is None:
+            self._pad_id = getattr(model.module.config.get_text_config(), "pad_token_id", None)
         self.kv_bytes = 0
 
     def warm_up(self, kv_budget_bytes: int) -> None:
-        """Run a first forward. Raises ModelLoadError if the model computes no finite logits."""
-        if not bool(torch.isfinite(self._logits([[0, 0]])).all()):
+        """Run a first forward. Raises ModelLoadError if the model computes no finite values."""
+        if not bool(torch.isfinite(first_forward(self._model, [0, 0])).all()):
             raise broken_weights(self._model)
 
     @property
@@ -82,7 +92,30 @@ class ClassificationRunner:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Texts of the batch that is being computed. May be read from any thread."""
+        run = self._run
+        return 0 if run is None else sum(not text.cancelled for text in run.texts)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would compute something: not while all that wait, wait for slices."""
+        return self._run is not None or self._queue.can_form
+
+    @property
+    def unsupported(self) -> dict[Mode, str]:
+        """Modes of the runner's own that are on but can't do anything, and why."""
+        return {Mode.EARLY_EXIT: self._planner.why_not} if self._planner.why_not else {}
+
+    def adapt(self) -> bool:
+        """Follow the configuration and the slices. Returns whether others have to be told of a change."""
+        before = self.unsupported
+        self._planner.follow(self._config().stable.early_exit)
+        has_changed = self._slices is not None and self._slices.adapt()
+        return has_changed or self.unsupported != before
 
     def submit(self, key: Key, request: Classify) -> None:
         """Queue a request.
@@ -97,68 +130,120 @@ class ClassificationRunner:
                 "context_length_exceeded",
                 f"the text has {len(request.token_ids)} tokens, the context of the model is {self.context_tokens}",
             )
-        if len(self._waiting) >= self._limits.max_waiting:
-            raise overloaded(len(self._waiting))
-        self._waiting.append(_Waiting(key, request, self._clock()))
+        if request.top_k is not None and request.top_k < 1:
+            raise RequestError(400, "invalid_top_k", f"top_k is {request.top_k}, must be at least 1")
+        self._check_task(request.task)
+        self._queue.add(Text(key, request, self._clock()))
 
     def cancel(self, key: Key) -> None:
         """Forget a request. An unknown one is ignored."""
-        kept = deque(waiting for waiting in self._waiting if waiting.key != key)
-        if len(kept) < len(self._waiting):
-            self._waiting = kept
+        found = self._queue.cancel(key)
+        for text in self._run.texts if self._run else ():
+            if text.key == key and not text.cancelled:
+                text.cancelled = found = True
+                self._queue.release(text)
+        if found:
             self._metrics.ended(self._config().stable.level, "cancelled")
 
     def step(self) -> list[Output]:
-        """One batch, first come, first served."""
-        lengths = [len(waiting.request.token_ids) for waiting in self._waiting]
-        count = batch_size(lengths, self._max_rows, self._limits.prefill_tokens)
-        batch = [self._waiting.popleft() for _ in range(count)]
-        level = self._config().stable.level
+        """Begin a batch where none is running, and compute it up to the next layer where texts may leave."""
+        outputs = [] if self._run else self._begin()
+        if self._run is not None:
+            outputs += self._advance(self._run)
+        return outputs
+
+    def close(self) -> None:
+        """Let go of what unfinished texts hold; nothing is computed after that."""
+        for text in self._run.texts if self._run else ():
+            self._queue.release(text)
+        self._run = None
+
+    def _check_task(self, task: str) -> None:
+        """Raises RequestError: there is no such task, or no head without one."""
+        if self._slices is not None and task:
+            self._slices.check(task)
+        elif task:
+            raise RequestError(404, "task_not_found", f"model {self._model.served.name!r} has no tasks")
+        elif self._trunk is not None and self._trunk.own_head is None:
+            known = ", ".join(task.name for task in self._slices.tasks) if self._slices is not None else "none"
+            raise RequestError(
+                400, "task_required", f"model {self._model.served.name!r} has no head of its own: name a task ({known})"
+            )
+
+    def _begin(self) -> list[Output]:
+        config = self._config().stable
+        self._planner.follow(config.early_exit)
+        size = self._empty_batch()
+        texts, refused = self._queue.form(size)
         now = self._clock()
-        for waiting in batch:
-            self._metrics.queued(now - waiting.arrived_seconds)
+        for text in texts:
+            text.level = config.level
+            self._metrics.queued(now - text.arrived_seconds)
+        if texts:
+            self._run_plan = self._planner.plan
+            self._run = self._new_run(texts)
+            self._metrics.forward(CLASSIFY, sum(text.tokens for text in texts), size.positions)
+        return [self._fail(text, error, config.level) for text, error in refused]
+
+    def _empty_batch(self) -> BatchSize:
+        rows, tokens = self._limits.max_running, self._limits.prefill_tokens
+        if self._trunk is not None:
+            return BatchSize(rows, tokens, padded=False)
+        # A decoder finds its last token by looking for the padding: without a padding id it can't be batched.
+        return BatchSize(rows if self._pad_id is not None else 1, tokens, padded=True)
+
+    def _new_run(self, texts: list[Text]) -> Run:
+        if self._trunk is None:
+            return ModuleRun(self._model, texts, self._pad_id or 0)
+        return LayeredRun(self._trunk, texts, self._run_plan, self._metrics.exits)
+
+    def _advance(self, run: Run) -> list[Output]:
         try:
-            logits = self._logits([waiting.request.token_ids for waiting in batch])
-            scores = torch.softmax(logits, dim=-1).cpu()
-            finite = torch.isfinite(logits).all(dim=-1).tolist()
-        except Exception:
-            log.exception("model %s: a forward of %d texts failed", self._model.served.name, len(batch))
-            failure = engine_error()
-            return [self._fail(waiting, level, failure) for waiting in batch]
-        self._metrics.forward(CLASSIFY, sum(lengths[:count]), count * max(lengths[:count]))
-        return [
-            self._finish(waiting, level, scores[row].tolist())
-            if finite[row]
-            else self._fail(waiting, level, non_finite())
-            for row, waiting in enumerate(batch)
-        ]
+            answers = run.advance()
+        except Exception as error:
+            log.exception("model %s: a forward of %d texts failed", self._model.served.name, len(run.texts))
+            failure = out_of_memory() if isinstance(error, torch.OutOfMemoryError) else engine_error()
+            self._run = None
+            return [self._fail(text, failure, text.level) for text in run.texts if not text.cancelled]
+        if not run.texts:
+            self._run = None
+        return [self._finish(answer) for answer in answers]
 
-    @torch.inference_mode()
-    def _logits(self, token_ids: list[list[int]]) -> torch.Tensor:
-        """float32 [texts, labels]. Padded on the right and masked."""
-        longest = max(len(ids) for ids in token_ids)
-        device, pad = self._model.device, self._pad_id or 0
-        output = self._model.module(
-            input_ids=torch.tensor([ids + [pad] * (longest - len(ids)) for ids in token_ids], device=device),
-            attention_mask=torch.tensor(
-                [[1] * len(ids) + [0] * (longest - len(ids)) for ids in token_ids], device=device
-            ),
-        )
-        logits: torch.Tensor = output.logits
-        return logits.float()
-
-    def _finish(self, waiting: _Waiting, level: int, scores: list[float]) -> Output:
-        self._metrics.ended(level, "classified")
-        labelled = [LabelScore(label, score) for label, score in zip(self._model.labels, scores, strict=True)]
+    def _finish(self, answer: Answer) -> Output:
+        text = answer.text
+        if not answer.is_finite:
+            self._metrics.non_finite()
+            return self._fail(text, non_finite(), text.level)
+        self._queue.release(text)
+        self._metrics.ended(text.level, "classified")
+        if answer.layers is not None and not text.request.task:
+            seconds = self._clock() - text.arrived_seconds
+            self._metrics.exits.left(text.level, answer.layers, answer.exited, seconds)
+            if self._run_plan is not None:
+                self._run_plan.drift.add(text.tokens, answer.exited)
         done = Done(
-            id=waiting.request.id,
+            id=text.request.id,
             finish_reason=FinishReason.STOP,
-            level=level,
-            prompt_tokens=len(waiting.request.token_ids),
-            scores=sorted(labelled, key=lambda entry: -entry.score),
+            level=text.level,
+            prompt_tokens=text.tokens,
+            scores=answer.scores,
+            token_labels=answer.token_labels,
+            layers=answer.layers,
+            exited=answer.exited,
         )
-        return waiting.key[0], done
+        return text.key[0], done
 
-    def _fail(self, waiting: _Waiting, level: int, error: RequestError) -> Output:
+    def _fail(self, text: Text, error: RequestError, level: int) -> Output:
+        self._queue.release(text)
         self._metrics.ended(level, error.code)
-        return waiting.key[0], failed(waiting.request.id, level, error, len(waiting.request.token_ids))
+        return text.key[0], failed(text.request.id, level, error, text.tokens)
+
+    def _drift(self) -> Drift | None:
+        plan = self._planner.plan
+        return None if plan is None else plan.drift.current()
+
+
+def _why_no_exits(model: LoadedModel) -> str:
+    if getattr(model, "trunk", None) is None:
+        return f"model {model.served.name} is computed by transformers, as a whole: it can't stop after a layer"
+    return f"model {model.served.name} has no exit heads: prepare its variant with exitHeads"
