@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sixfold_api.base import ApiModel
@@ -40,9 +41,22 @@ class Inputs:
 
 def claims(spec: ModelVariantSpec, inputs: Inputs) -> set[str]:
     """Every claim that the Job mounts."""
-    files = [text.uri for text in (spec.calibration, spec.evaluation, spec.lora) if text is not None]
-    found = {_split(uri)[0] for uri in (inputs.source, inputs.target, *files) if uri.startswith(CLAIM_SCHEME)}
+    uris = (inputs.source, inputs.target, *_files(spec))
+    found = {_split(uri)[0] for uri in uris if uri.startswith(CLAIM_SCHEME)}
     return found if spec.artifact is None else found | {spec.artifact.claim_name}
+
+
+def _files(spec: ModelVariantSpec) -> Iterator[str]:
+    """Addresses of texts, adapters and checkpoints that the Job reads beside the weights."""
+    heads = spec.exit_heads
+    for text in (spec.calibration, spec.evaluation, spec.lora, None if heads is None else heads.training):
+        if text is not None:
+            yield text.uri
+    for entry in spec.slices:
+        if entry.training is not None:
+            yield entry.training.uri
+        if entry.checkpoint is not None:
+            yield entry.checkpoint
 
 
 def artifact_place(name: str, spec: ModelVariantSpec, source: str) -> tuple[str, str]:
@@ -63,7 +77,7 @@ def bare_job(variant: Manifest, spec: ModelVariantSpec) -> Manifest:
 
 
 def preparation_job(variant: Manifest, spec: ModelVariantSpec, inputs: Inputs, settings: OperatorSettings) -> Manifest:
-    """The Job that fetches, adapts, quantises, compares, or only verifies the weights.
+    """The Job that fetches, adapts, quantises, gives exits and slices, compares, or only verifies the weights.
 
     It is never changed, and stays until the variant goes: its pod's termination message is the answer.
     """
@@ -111,14 +125,19 @@ def _arguments(name: str, spec: ModelVariantSpec, inputs: Inputs) -> list[str]:
         "--calibration": _json(spec.calibration),
         "--evaluation": _json(spec.evaluation),
         "--lora": None if spec.lora is None else spec.lora.uri,
+        "--exit-heads": _json(spec.exit_heads),
+        "--slices": _json(spec.slices) if spec.slices else None,
     }
     if spec.draft_for is not None:
         options |= {"--draft-for": inputs.target, "--target-name": spec.draft_for.name}
     return [word for option, value in options.items() if value is not None for word in (option, value)]
 
 
-def _json(model: ApiModel | None) -> str | None:
-    return None if model is None else json.dumps(model.to_dict(), separators=(",", ":"))
+def _json(part: ApiModel | Sequence[ApiModel] | None) -> str | None:
+    if part is None:
+        return None
+    document = part.to_dict() if isinstance(part, ApiModel) else [item.to_dict() for item in part]
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _split(uri: str) -> tuple[str, str]:

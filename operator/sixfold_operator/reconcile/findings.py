@@ -25,5 +25,7 @@ class Findings:
     deployments: Mapping[str, Manifest | None]
     pods: Mapping[str, Sequence[Manifest]]
     states: Mapping[str, PodState]
+    warnings: Mapping[str, Verdict] = field(default_factory=dict)
+    """Condition type -> what the variants lack that the policy asks for, though it is served."""
     conflicts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)

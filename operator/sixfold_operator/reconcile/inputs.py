@@ -36,13 +36,14 @@ def find_inputs(name: str, spec: ModelVariantSpec, variant: Find) -> Inputs | Ve
     )
 
 
-def variant_problem(variant: Manifest | None, name: str, task: Task) -> Verdict | None:
-    """Why the weights of a variant can't be used for a task; None if they can."""
+def variant_problem(variant: Manifest | None, name: str, *tasks: Task) -> Verdict | None:
+    """Why the weights of a variant can't be used for one of the tasks; None if they can."""
     if variant is None or "deletionTimestamp" in variant["metadata"]:
         return Verdict(False, "VariantMissing", f"ModelVariant {name} doesn't exist in this namespace")
     has = variant["spec"]["task"]
-    if has != task.value:
-        return Verdict(False, "WrongTask", f"ModelVariant {name} has task {has}; {task.value} is needed here")
+    if has not in tasks:
+        needed = " or ".join(tasks)
+        return Verdict(False, "WrongTask", f"ModelVariant {name} has task {has}; {needed} is needed here")
     ready = condition(variant, "Ready")
     if ready.get("status") != "True" or "artifact" not in variant["status"]:
         why = f"{ready['reason']}: {ready.get('message', '')}" if ready else "not looked at yet"

@@ -105,6 +105,7 @@ class PolicyReconciler:
             deployments=deployments,
             pods=pods,
             states={},
+            warnings=served.warnings,
         )
         return findings, served.loads
 

@@ -108,7 +108,8 @@ def _conditions(findings: Findings) -> list[Condition]:
     ]
     if conflict is not None:
         result.append(entry("Conflict", conflict, ConditionStatus.TRUE))
-    for type_, reported in (("WeightsFailed", weights_failed(findings)), ("DraftShortened", draft_shortened(findings))):
+    told = {"WeightsFailed": weights_failed(findings), "DraftShortened": draft_shortened(findings)}
+    for type_, reported in {**told, **findings.warnings}.items():
         if reported is not None:
             result.append(entry(type_, reported, ConditionStatus.TRUE))
     if findings.spec.gateway.api_keys_secret_ref is None:

@@ -15,6 +15,7 @@ from sixfold_api.variant import ArtifactStatus
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.reconcile.inputs import Find, variant_problem
 from sixfold_operator.reconcile.rollout import Verdict, condition
+from sixfold_operator.reconcile.variant_features import CLASSIFIERS, shortfalls
 from sixfold_operator.reconcile.variant_quality import TOKENIZER_MISMATCH
 
 
@@ -33,12 +34,14 @@ class Served:
     Attributes:
         loads: the load of each component; None unless every variant can be served.
         verdict: VariantsReady.
-        unsupported: modes that run without, because their variant doesn't fit, with the reason.
+        unsupported: modes that are left out, because their variant doesn't fit, with the reason.
+        warnings: condition type -> what it says while it is True.
     """
 
     loads: dict[str, Load] | None
     verdict: Verdict
     unsupported: dict[Mode, str] = field(default_factory=dict)
+    warnings: dict[str, Verdict] = field(default_factory=dict)
 
 
 class _UnservableError(Exception):
@@ -54,7 +57,8 @@ def resolve(spec: InferencePolicySpec, variant: Find) -> Served:
     leaves everything as it is."""
     loads: dict[str, Load] = {}
     problems: list[Verdict] = []
-    unsupported: dict[Mode, str] = {}
+    found = shortfalls(spec, variant)
+    unsupported = dict(found.unsupported)
     if spec.generation is not None:
         try:
             _generation(spec, spec.generation, variant, loads.setdefault(ENGINE, Load()), unsupported)
@@ -64,17 +68,18 @@ def resolve(spec: InferencePolicySpec, variant: Find) -> Served:
         component = ENGINE if spec.classification.engine is None else CLASSIFIER
         name = spec.classification.variant_ref.name
         try:
-            artifact = _artifact(variant, name, Task.CLASSIFICATION)
+            artifact = _artifact(variant, name, *CLASSIFIERS)
         except _UnservableError as error:
             problems.append(error.verdict)
         else:
-            _add(loads.setdefault(component, Load()), _served(name, Task.CLASSIFICATION, artifact), artifact)
+            task = Task((variant(name) or {})["spec"]["task"])
+            _add(loads.setdefault(component, Load()), _served(name, task, artifact), artifact)
     if problems:
         message = "; ".join(problem.message for problem in problems)
         verdict = Verdict(False, problems[0].reason, f"{message}. Pods that run already stay as they are")
-        return Served(None, verdict, unsupported)
+        return Served(None, verdict, unsupported, found.warnings)
     names = ", ".join(name for load in loads.values() for model in load.models for name in _names(model))
-    return Served(loads, Verdict(True, "Ready", f"Verified: {names}"), unsupported)
+    return Served(loads, Verdict(True, "Ready", f"Verified: {names}"), unsupported, found.warnings)
 
 
 def _generation(
@@ -137,10 +142,10 @@ def _draft_mismatch(draft: Manifest | None, name: str, target_name: str, target:
     return message if fingerprint not in (None, target.tokenizer_fingerprint) else None
 
 
-def _artifact(variant: Find, name: str, task: Task) -> ArtifactStatus:
+def _artifact(variant: Find, name: str, *tasks: Task) -> ArtifactStatus:
     """The verified weights of a variant; raises _UnservableError."""
     found = variant(name)
-    problem = variant_problem(found, name, task)
+    problem = variant_problem(found, name, *tasks)
     if problem is not None or found is None:
         raise _UnservableError(problem or Verdict(False, "VariantMissing", name))
     return ArtifactStatus.model_validate(found["status"]["artifact"])

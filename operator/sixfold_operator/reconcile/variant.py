@@ -16,10 +16,10 @@ from sixfold_operator.reconcile.context import Context
 from sixfold_operator.reconcile.inputs import find_inputs
 from sixfold_operator.reconcile.rollout import Verdict, last_status
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
-from sixfold_operator.reconcile.variant_plan import VariantPlan, plan, status_of
+from sixfold_operator.reconcile.variant_plan import VariantPlan, plan, recorded, status_of
 
 REFUSED_RETRY_SECONDS = 10.0
-NOTED = ("Prepared", "WithinBudget", "DraftCompatible")
+NOTED = ("Prepared", "WithinBudget", "DraftCompatible", "ExitsCalibrated")
 """Conditions whose changes are told in Events."""
 
 
@@ -38,7 +38,7 @@ async def reconcile_variant(
     except ValidationError as error:
         before = last_status(ModelVariantStatus, variant)
         verdict = Verdict(False, "InvalidSpec", f"This operator can't read the spec; nothing is changed. {error}")
-        step = VariantPlan(verdict, before.artifact, before.job_name, before.quality, before.draft)
+        step = recorded(before, verdict)
     else:
         step = await _try_step(context, variant, spec)
     if await _write(context, variant, step):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge
+from sixfold_api.exit_heads import ExitReport
 from sixfold_api.precision import DraftReport, QualityReport
+from sixfold_api.subgraphs import SliceReport
 from sixfold_api.variant import (
     PERMANENT_FAILURE_EXIT_CODE,
     ArtifactFacts,
@@ -21,12 +23,26 @@ from sixfold_api.variant import (
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.job import TRIES, Inputs, artifact_place, job_name
 from sixfold_operator.reconcile.rollout import Verdict, condition, last_status, one_word, pod_problem, termination
-from sixfold_operator.reconcile.variant_quality import TOKENIZER_MISMATCH, budget_verdict, draft_verdict
+from sixfold_operator.reconcile.variant_quality import TOKENIZER_MISMATCH, budget_verdict, draft_verdict, exits_verdict
 
 CLAIM_RETRY_SECONDS = 10.0
 SUMMARY_GRACE_SECONDS = 10.0
 """How long the pod's last status may lag behind the Job's."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a preparation found out beside the facts."""
+
+    quality: QualityReport | None = None
+    draft: DraftReport | None = None
+    exits: ExitReport | None = None
+    slices: Sequence[SliceReport] = ()
+
+    @classmethod
+    def of(cls, told: ModelVariantStatus | PreparationSummary | None) -> Measured:
+        return cls() if told is None else cls(told.quality, told.draft, told.exits, told.slices)
 
 
 @dataclass(frozen=True)
@@ -37,8 +53,7 @@ class VariantPlan:
     """Prepared."""
     artifact: ArtifactStatus | None = None
     job_name: str | None = None
-    quality: QualityReport | None = None
-    draft: DraftReport | None = None
+    measured: Measured = field(default_factory=Measured)
     create_job: bool = False
     discard_job: bool = False
     again_seconds: float | None = None
@@ -61,17 +76,22 @@ def plan(
     """
     status = last_status(ModelVariantStatus, variant)
     if status.artifact is not None:
-        return VariantPlan(_prepared(status.artifact), status.artifact, status.job_name, status.quality, status.draft)
+        return recorded(status, _prepared(status.artifact))
     name = job_name(variant, spec)
     if job is None:
         return _begin(name, inputs, missing_claims)
     summary = newest_summary(pods)
-    measured = summary or PreparationSummary()
+    measured = Measured.of(summary)
     if condition(job, "Complete").get("status") == "True":
         return _complete(variant, spec, job, inputs, summary, now)
     if condition(job, "Failed").get("status") == "True":
-        return VariantPlan(_failed(job, pods, summary), None, name, measured.quality, measured.draft)
-    return VariantPlan(_running(name, pods, summary), None, name, measured.quality, measured.draft)
+        return VariantPlan(_failed(job, pods, summary), None, name, measured)
+    return VariantPlan(_running(name, pods, summary), None, name, measured)
+
+
+def recorded(status: ModelVariantStatus, verdict: Verdict) -> VariantPlan:
+    """Everything stays as the status has it."""
+    return VariantPlan(verdict, status.artifact, status.job_name, Measured.of(status))
 
 
 def status_of(plan: VariantPlan, variant: Manifest, now: datetime) -> ModelVariantStatus:
@@ -92,8 +112,10 @@ def status_of(plan: VariantPlan, variant: Manifest, now: datetime) -> ModelVaria
         observed_generation=generation,
         artifact=plan.artifact,
         size=size_text(plan.artifact.size_bytes) if plan.artifact else None,
-        quality=plan.quality,
-        draft=plan.draft,
+        quality=plan.measured.quality,
+        draft=plan.measured.draft,
+        exits=plan.measured.exits,
+        slices=list(plan.measured.slices),
         job_name=plan.job_name,
         conditions=merge(before.conditions, conditions, now),
     )
@@ -102,12 +124,15 @@ def status_of(plan: VariantPlan, variant: Manifest, now: datetime) -> ModelVaria
 def _verdicts(plan: VariantPlan, *, is_draft: bool) -> dict[str, Verdict]:
     """The conditions. Weights that were prepared but lost too much can't be served."""
     verdicts = {"Prepared": plan.verdict, "Ready": plan.verdict}
-    if plan.quality is not None:
-        verdicts["WithinBudget"] = budget_verdict(plan.quality)
+    measured = plan.measured
+    if measured.quality is not None:
+        verdicts["WithinBudget"] = budget_verdict(measured.quality)
         if plan.verdict.ok and not verdicts["WithinBudget"].ok:
             verdicts["Ready"] = verdicts["WithinBudget"]
-    if plan.draft is not None:
-        verdicts["DraftCompatible"] = draft_verdict(plan.draft)
+    if measured.exits is not None:
+        verdicts["ExitsCalibrated"] = exits_verdict(measured.exits)
+    if measured.draft is not None:
+        verdicts["DraftCompatible"] = draft_verdict(measured.draft)
     elif is_draft and plan.verdict.reason == TOKENIZER_MISMATCH:
         verdicts["DraftCompatible"] = plan.verdict
     return verdicts
@@ -165,7 +190,7 @@ def _complete(
         source = inputs.source if isinstance(inputs, Inputs) else ""
         claim, path = artifact_place(variant["metadata"]["name"], spec, source)
         artifact = ArtifactStatus(**summary.facts.model_dump(), claim_name=claim, path=path)
-        return VariantPlan(_prepared(artifact), artifact, name, summary.quality, summary.draft)
+        return VariantPlan(_prepared(artifact), artifact, name, Measured.of(summary))
     if _seconds_since_completion(job, now) < SUMMARY_GRACE_SECONDS:
         return VariantPlan(Verdict(False, "Preparing", f"Job {name} has finished"), None, name, again_seconds=1.0)
     message = f"Job {name} finished, but its pod and summary are gone: it runs once more"

@@ -1,7 +1,8 @@
-"""What a preparation measured -> the conditions WithinBudget and DraftCompatible. Pure."""
+"""What a preparation measured -> the conditions WithinBudget, DraftCompatible and ExitsCalibrated. Pure."""
 
 from __future__ import annotations
 
+from sixfold_api.exit_heads import ExitReport
 from sixfold_api.precision import (
     DRAFT_KL_LIMIT,
     MAX_DRAFT_LATENCY_RATIO,
@@ -46,3 +47,27 @@ def draft_verdict(draft: DraftReport) -> Verdict:
     if not reasons:
         return Verdict(True, "Compatible", figures)
     return Verdict(False, reasons[0], "; ".join([*draft.warnings, figures]))
+
+
+def exits_verdict(exits: ExitReport) -> Verdict:
+    """Whether exits save layers and keep their promise on held-out text; what speaks against them is a warning."""
+    choice = exits.calibrated
+    if not choice.depths:
+        message = (
+            f"no exit behind any of {exits.layers} layers keeps the disagreement with the full model under"
+            " exitHeads.maxDisagreement, so every text runs through all of them; the report beside the weights has"
+            " each depth"
+        )
+        return Verdict(False, "NoSafeExit", message)
+    message = (
+        f"exit rate {choice.exit_rate}, {choice.mean_layers} of {exits.layers} layers on average, at most"
+        f" {_percent(choice.disagreement_bound)} disagree (95%), {_percent(exits.disagreement)} on held-out text"
+    )
+    if float(exits.disagreement) > float(choice.disagreement_bound):
+        advice = "the calibration text isn't like it: calibrate with more, or more typical, text"
+        return Verdict(False, "BoundExceeded", f"{message}; {advice}")
+    return Verdict(True, "Calibrated", message)
+
+
+def _percent(fraction: str) -> str:
+    return f"{100 * float(fraction):.3g}%"
