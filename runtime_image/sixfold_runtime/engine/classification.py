@@ -219,7 +219,7 @@ class ClassificationRunner:
         if answer.layers is not None and not text.request.task:
             seconds = self._clock() - text.arrived_seconds
             self._metrics.exits.left(text.level, answer.layers, answer.exited, seconds)
-            if self._run_plan is not None:
+            if self._run_plan is not None and text.may_exit:
                 self._run_plan.drift.add(text.tokens, answer.exited)
         done = Done(
             id=text.request.id,

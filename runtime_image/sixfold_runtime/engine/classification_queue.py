@@ -41,6 +41,11 @@ class Text:
     def tokens(self) -> int:
         return len(self.request.token_ids)
 
+    @property
+    def may_exit(self) -> bool:
+        """Exit heads are the model's own, and a request may ask for all layers."""
+        return self.request.early_exit and not self.request.task
+
 
 @dataclass
 class BatchSize:

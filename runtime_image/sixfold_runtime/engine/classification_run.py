@@ -54,7 +54,7 @@ class LayeredRun:
     """Through a trunk."""
 
     def __init__(self, trunk: Trunk, texts: Sequence[Text], plan: ExitPlan | None, metrics: ExitMetrics) -> None:
-        """`plan`: for texts without a task; None: they run through all layers."""
+        """`plan`: for texts that may exit; None: all of them run through all layers."""
         self.texts = list(texts)
         self._trunk = trunk
         self._plan = plan
@@ -95,7 +95,7 @@ class LayeredRun:
     def _next_depth(self) -> int:
         """Where texts may leave next, or the last layer."""
         depth = None
-        if self._plan is not None and any(not text.request.task for text in self.texts):
+        if self._plan is not None and any(text.may_exit for text in self.texts):
             depth = self._plan.next_depth(self._depth)
         return self._trunk.layers if depth is None else depth
 
@@ -103,7 +103,7 @@ class LayeredRun:
         """Those that leave at an exit, with its labels. NaN is never sure enough."""
         plan, head, depth = self._plan, self._trunk.own_head, self._depth
         assert plan is not None and head is not None
-        asked = [index for index, text in enumerate(self.texts) if not text.request.task]
+        asked = [index for index, text in enumerate(self.texts) if text.may_exit]
         scores = plan.heads.scores(depth, self._trunk.features(_select(self._trunk, rows, asked)))
         confidences: list[float] = scores.amax(dim=-1).tolist()
         self._metrics.asked(depth, confidences)
