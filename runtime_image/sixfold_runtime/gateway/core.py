@@ -35,7 +35,7 @@ class Gateway:
         self.settings = settings
         self.config = config
         self.pool = Pool(settings.engines, settings.policy)
-        self.dispatcher = Dispatcher(self.pool)
+        self.dispatcher = Dispatcher(self.pool, self._configured_tasks)
         self.metrics = GatewayMetrics(settings, config, self.pool)
         self.draining = False
         self.started_unix_seconds = int(time.time())
@@ -79,6 +79,12 @@ class Gateway:
                 retry_after_seconds=wait_seconds,
             )
         return await read_body(request, MAX_BODY_BYTES)
+
+    def _configured_tasks(self, task: Task) -> set[str]:
+        stable = self.config.current.stable
+        generates = task is Task.GENERATION
+        subgraphs = stable.generation_subgraphs if generates else stable.classification_subgraphs
+        return set() if subgraphs is None else {entry.name for entry in subgraphs.tasks}
 
     @property
     def not_ready(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from sixfold_runtime.gateway.errors import ApiError, unavailable
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.pool import Choice, Pool
 from sixfold_runtime.gateway.session import EngineLostError, Session
+from sixfold_runtime.gateway.tasks import task_required, unknown_task
 
 ATTEMPTS = 3
 """A rolling restart may take two engines from under one request."""
@@ -25,14 +26,20 @@ class Call:
 
     Attributes:
         name: the model as the client named it.
+        task: what the endpoint does.
         build: makes the engine's request for the engine that was chosen; raises ApiError.
         buffered: nothing reaches the client before the end, so a lost engine can be replaced at any time.
+        slice: the task slice to compute with; "" for none.
+        wait_seconds: how long to wait for an engine to become ready.
     """
 
     name: str
     task: Task
     build: Callable[[Choice], Awaitable[Request]]
     buffered: bool
+    slice: str = ""
+    wait_seconds: float | None = None
+    """None is what a client waits."""
 
 
 class Restarted:
@@ -40,19 +47,36 @@ class Restarted:
 
 
 class Dispatcher:
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, configured_tasks: Callable[[Task], Collection[str]]) -> None:
+        """`configured_tasks` names the task slices that the configuration offers for generation or classification."""
         self._pool = pool
+        self._configured_tasks = configured_tasks
 
-    def check_model(self, name: str, task: Task) -> None:
-        """Raises ApiError (404) where the engines are known and none serves `name` for `task`."""
-        models = self._pool.models
-        expected: list[ModelInfo | MissingModel] = [*models, *self._pool.missing]
-        if not models or not self._pool.is_introduced or any(self._pool.matches(m, name, task) for m in expected):
+    def check(self, name: str, task: Task, slice_name: str) -> None:
+        """Raises ApiError (404, or 400 where a task must be named) where the engines are known and none can serve
+        `name` with this task slice."""
+        if not self._pool.models or not self._pool.is_introduced:
+            return
+        self._check_model(name, task)
+        known = self._pool.tasks(name, task)
+        if slice_name:
+            # Engines may be a configuration behind this gateway, or ahead of it.
+            if slice_name not in known and slice_name not in self._configured_tasks(task):
+                raise unknown_task(slice_name, known)
+        elif known and task is not Task.GENERATION:
+            models = [model for model in self._pool.models if self._pool.matches(model, name, task)]
+            if models and not any(model.labels for model in models):
+                raise task_required(known)
+
+    def _check_model(self, name: str, task: Task) -> None:
+        expected: list[ModelInfo | MissingModel] = [*self._pool.models, *self._pool.missing]
+        if any(self._pool.matches(model, name, task) for model in expected):
             return
         other = next((model.task for model in expected if model.name == name), None)
         if other is not None:
-            message = f"the model '{name}' is for {other.lower()}, this endpoint is for {task.lower()}"
-        elif not any(model.task == task for model in expected):
+            does = "generation" if other == Task.GENERATION else "classification"
+            message = f"the model '{name}' is for {does}, this endpoint is for {task.lower()}"
+        elif not any((model.task == Task.GENERATION) == (task is Task.GENERATION) for model in expected):
             message = f"nothing here does {task.lower()}: the policy has no spec.{task.lower()}"
         else:
             message = f"the model '{name}' does not exist; GET /v1/models lists those that do"
@@ -64,18 +88,19 @@ class Dispatcher:
         Raises:
             ApiError: no engine, a refusal by the engine, or an engine lost too late for another try.
         """
-        self.check_model(call.name, call.task)
+        self.check(call.name, call.task, call.slice)
         tried: list[Session] = []
         delivered = False
         failure: ApiError | None = None
+        most_seconds = ENGINE_WAIT_SECONDS if call.wait_seconds is None else call.wait_seconds
         while len(tried) < ATTEMPTS:
             # An engine that says when to come again isn't replaced by one that isn't there yet.
-            wait_seconds = 0.0 if failure is not None and failure.code == SWAPPING else ENGINE_WAIT_SECONDS
-            choice = await self._pool.pick(call.name, call.task, tried, wait_seconds)
+            wait_seconds = 0.0 if failure is not None and failure.code == SWAPPING else most_seconds
+            choice = await self._pool.pick(lambda model: self._suits(model, call), tried, wait_seconds)
             if choice is None:
                 break
             tried.append(choice.session)
-            exchange.model, exchange.task = choice.model.name, call.task
+            exchange.model, exchange.task, exchange.slice = choice.model.name, call.task, call.slice
             request = await call.build(choice)
             if delivered:
                 yield Restarted()
@@ -95,7 +120,16 @@ class Dispatcher:
                 raise failure
         raise failure or self._none_ready(call)
 
+    def _suits(self, model: ModelInfo, call: Call) -> bool:
+        return self._pool.matches(model, call.name, call.task) and (
+            not call.slice or any(info.name == call.slice for info in model.tasks)
+        )
+
     def _none_ready(self, call: Call) -> ApiError:
+        if any(self._pool.is_ready(m) for m in self._pool.models if self._pool.matches(m, call.name, call.task)):
+            return unavailable(
+                f"no engine offers the task '{call.slice}' so far; try again in a moment", "task_not_ready"
+            )
         if any(model.failed for model in self._pool.missing if self._pool.matches(model, call.name, call.task)):
             return unavailable("the model can't be loaded; the engine's log says why", "model_not_ready", 10.0)
         return unavailable("no engine is ready; try again in a moment", "no_engine_ready")

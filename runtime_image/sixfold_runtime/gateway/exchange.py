@@ -31,6 +31,7 @@ class Exchange:
     Attributes:
         level: the configuration's level at arrival, then the level that the engine stamped.
         model: variant that answered; empty until one is chosen.
+        slice: task slice that it answered with; empty until an engine that offers it is chosen.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Exchange:
     tenant: str = ""
     task: Task | None = None
     model: str = ""
+    slice: str = ""
     arm: str = "stable"
     input_tokens: int = 0
     output_tokens: int = 0
@@ -53,7 +55,11 @@ class Exchange:
 
     @property
     def labels(self) -> RequestLabels:
-        return RequestLabels(self.model, self.task or "", str(self.level), self.arm)
+        return RequestLabels(self.model, self.task or "", self.slice, str(self.level), self.arm)
+
+    def part(self) -> Exchange:
+        """For a call to another model on behalf of this request: it has times of its own and isn't counted again."""
+        return Exchange(self.id, self.metrics, self.level, self.path, tenant=self.tenant, arm=self.arm)
 
     def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
         """Take the times of a chunk; `last_seconds` is when the tokens before came. Returns the new one."""
@@ -80,6 +86,7 @@ class Exchange:
             "status": status,
             "tenant": self.tenant,
             "model_name": self.model,
+            "task": self.slice,
             "level": self.level,
             "arm": self.arm,
             "input_length": self.input_tokens,

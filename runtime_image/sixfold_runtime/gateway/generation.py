@@ -22,6 +22,7 @@ from sixfold_runtime.gateway.pool import Choice
 from sixfold_runtime.gateway.replies import ChatForm, CompletionForm, Form, Usage
 from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationBody, Prompt, documented
 from sixfold_runtime.gateway.sse import DONE, EventStream, event, while_connected
+from sixfold_runtime.gateway.tasks import asked_task
 from sixfold_runtime.modes.streaming import content_encoding
 
 TokenIds = Callable[[Choice], Awaitable[list[int]]]
@@ -101,6 +102,7 @@ class _Generation:
         self._exchange: Exchange = exchange_of(request)
         self._body = body
         self._asked_tokens = body.asked_tokens
+        self._slice = asked_task(request.headers, body.task)
         self._form = form
         self._prompts = prompts
         self._chat = chat
@@ -127,7 +129,7 @@ class _Generation:
 
     def _events(self, buffered: bool) -> AsyncGenerator[tuple[int, Chunk | Done | Restarted], None]:
         calls = [
-            Call(self._body.model, Task.GENERATION, self._builder(index, token_ids), buffered)
+            Call(self._body.model, Task.GENERATION, self._builder(index, token_ids), buffered, self._slice)
             for index, token_ids in enumerate(self._prompts)
         ]
         return merge([self._gateway.dispatcher.events(call, self._exchange) for call in calls])
@@ -146,6 +148,7 @@ class _Generation:
                 sampling=self._body.sampling(most, choice.model.stop if self._chat else ()),
                 tenant=self._exchange.tenant,
                 speculative=self._body.speculative is not False,
+                task=self._slice,
             )
 
         return build

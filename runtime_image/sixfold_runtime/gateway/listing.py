@@ -1,4 +1,4 @@
-"""GET /v1/models: the policy's name as the stable alias, and the variants behind it."""
+"""GET /v1/models: the policy's name as the stable alias, the variants behind it, and the tasks of each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from sixfold_api.scalars import Task
 from sixfold_runtime.gateway.core import Gateway
 from sixfold_runtime.gateway.errors import ApiError, json_response
 
@@ -15,7 +16,13 @@ def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
     def model(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": gateway.started_unix_seconds, "owned_by": "sixfold"}
+        entry = {"id": name, "object": "model", "created": gateway.started_unix_seconds, "owned_by": "sixfold"}
+        slices = [
+            {"name": info.name, "task": info.task, "labels": info.labels}
+            for task in (Task.GENERATION, Task.CLASSIFICATION)
+            for info in gateway.pool.tasks(name, task).values()
+        ]
+        return entry | {"tasks": slices}
 
     def names() -> list[str]:
         variants = sorted(known.name for known in gateway.pool.models)

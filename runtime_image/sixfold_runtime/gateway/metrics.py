@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.gateway.pool import Pool
+from sixfold_runtime.modes.sanitize import SanitizeResult
 from sixfold_runtime.settings import RuntimeSettings
 
 _POLICY = ("namespace", "policy")
@@ -23,6 +24,8 @@ class RequestLabels(NamedTuple):
 
     variant: str
     task: str
+    slice: str
+    """The task slice that was asked for; empty for none."""
     level: str
     arm: str
 
@@ -60,6 +63,18 @@ class GatewayMetrics:
         self._rate_limited = Counter(
             "sixfold_rate_limited", "Requests over a key's rate.", _POLICY, registry=self.registry
         ).labels(*self._where)
+        self._sanitized = Counter(
+            "sixfold_sanitized_requests",
+            "Texts that the sanitiser saw: changed, unchanged, or left alone (other_script, would_be_empty).",
+            (*_POLICY, "result"),
+            registry=self.registry,
+        )
+        self._escalated = Counter(
+            "sixfold_escalated",
+            "Texts that no label was sure enough for: labelled by the generating model, unlabelled by it, or failed.",
+            (*_POLICY, "result"),
+            registry=self.registry,
+        )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _REQUEST, buckets=buckets, registry=self.registry)
@@ -85,6 +100,13 @@ class GatewayMetrics:
 
     def rate_limited(self) -> None:
         self._rate_limited.inc()
+
+    def sanitized(self, result: SanitizeResult) -> None:
+        self._sanitized.labels(*self._where, result.value).inc()
+
+    def escalated(self, result: str) -> None:
+        """`labelled`, `unlabelled` or `failed`."""
+        self._escalated.labels(*self._where, result).inc()
 
 
 class _Gauges:

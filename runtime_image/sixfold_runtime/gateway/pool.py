@@ -14,7 +14,7 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State
+from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State, TaskInfo
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
 from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
@@ -135,15 +135,25 @@ class Pool:
         said = {target for session, (target, _) in self._sessions.items() if session.state is not None}
         return said | self._answered >= self._targets.keys()
 
-    def matches(self, model: ModelInfo | MissingModel, name: str, task: Task) -> bool:
-        return model.task == task and name in (model.name, self._alias)
+    def tasks(self, name: str, task: Task) -> dict[str, TaskInfo]:
+        """Task slices of a model that some engine offers, by name."""
+        states = [session.state for session in self._sessions if session.state is not None]
+        models = [*self.models, *(model for state in states for model in state.models)]
+        return {info.name: info for model in models if self.matches(model, name, task) for info in model.tasks}
 
-    async def pick(self, name: str, task: Task, exclude: Sequence[Session], timeout_seconds: float) -> Choice | None:
-        """An engine that serves `name` now, or gets ready to within the timeout; else None."""
+    def matches(self, model: ModelInfo | MissingModel, name: str, task: Task) -> bool:
+        """Whether the endpoint for `task` may ask this model by that name; what labels tokens classifies too."""
+        generates = model.task == Task.GENERATION
+        return generates == (task is Task.GENERATION) and name in (model.name, self._alias)
+
+    async def pick(
+        self, wanted: Callable[[ModelInfo], bool], exclude: Sequence[Session], timeout_seconds: float
+    ) -> Choice | None:
+        """An engine that serves such a model now, or gets ready to within the timeout; else None."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    choice = choose(self._choices(lambda model: self.matches(model, name, task), exclude))
+                    choice = choose(self._choices(wanted, exclude))
                     if choice is not None:
                         return choice
                     self._changed.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -13,10 +14,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from sixfold_runtime.engine.protocol import TokenizerBundle
 from sixfold_runtime.gateway.errors import bad_request
+from sixfold_runtime.gateway.words import Word, words
 
 PROBE_CHARACTERS = 16
 """Characters a token of the context; text of people has 2 to 6."""
@@ -79,19 +81,36 @@ class ModelTokenizer:
 
         Of a text that is far over `context_tokens` only the start is tokenised: more than enough to refuse it.
         """
+        # Without the places of tokens in the text, which few need.
+        return (await self._encode(text, context_tokens, special_tokens, self._tokenizer.encode_batch_fast)).ids
+
+    async def encode_words(self, text: str, context_tokens: int) -> tuple[list[int], list[Word]]:
+        """As `encode`, and where the words are."""
+        encoding = await self._encode(text, context_tokens, True, self._tokenizer.encode_batch)
+        return encoding.ids, words(text, encoding)
+
+    async def _encode(
+        self, text: str, context_tokens: int, special_tokens: bool, encode_batch: Callable[..., list[Encoding]]
+    ) -> Encoding:
         probe = context_tokens * PROBE_CHARACTERS
         if len(text) > probe:
-            ids = await self._encode(text[:probe], special_tokens)
-            if len(ids) > 2 * context_tokens:
-                return ids
-        return await self._encode(text, special_tokens)
+            encoding = await self._encode_all(text[:probe], special_tokens, encode_batch)
+            if len(encoding.ids) > 2 * context_tokens:
+                return encoding
+        return await self._encode_all(text, special_tokens, encode_batch)
 
-    async def _encode(self, text: str, special_tokens: bool) -> list[int]:
-        def encode() -> list[int]:
-            # The call for one text holds the GIL, that for batches releases it.
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)[0].ids
+    async def _encode_all(
+        self, text: str, special_tokens: bool, encode_batch: Callable[..., list[Encoding]]
+    ) -> Encoding:
+        def encode() -> Encoding:
+            # The call for one text holds the GIL, those for batches release it.
+            return encode_batch([text], add_special_tokens=special_tokens)[0]
 
         return encode() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
 
     async def encode_chat(self, messages: list[dict[str, str]], context_tokens: int) -> list[int]:
         """Token ids of a conversation up to where the assistant speaks.
