@@ -24,6 +24,7 @@ from sixfold_runtime.engine.linear import DenseLinear, Linear, build_linear
 from sixfold_runtime.engine.mlp import Modules, Tensors, TwoLinears, sliced_mlp
 from sixfold_runtime.engine.norm import RMSNorm
 from sixfold_runtime.engine.rotary import Rotary, interleaved
+from sixfold_runtime.engine.token_groups import TokenGroups
 from sixfold_runtime.engine.trunk import Head
 
 _MAX_KEPT_TOKENS = 64
@@ -122,11 +123,12 @@ class Decoder:
         exact_on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
         return CacheShape(shape.layers, shape.kv_heads, shape.head_dim, self.dtype, self.device, exact_on_cpu)
 
-    def hidden(self, tokens: list[int], spans: list[Span]) -> torch.Tensor:
+    def hidden(self, tokens: list[int], spans: list[Span], groups: TokenGroups | None = None) -> torch.Tensor:
         """Compute new tokens, and write their keys and values where `spans` say.
 
         Args:
             tokens: ids of the new tokens, span by span, row by row.
+            groups: of the tokens, by task slice; None where no row has one.
 
         Returns:
             [tokens, hidden], before the last normalisation.
@@ -152,7 +154,11 @@ class Decoder:
                 turned.copy_(torch.view_as_real(_as_complex(turned.float()) * turns).flatten(-2))
             attention(index)
             layer.output.add_to(x, work.attended)
-            layer.gate_up.write(layer.mlp_norm(x), work.gate_up)
+            normed = layer.mlp_norm(x)
+            if groups is not None and groups.touch(index):
+                x += groups.feed_forward(index, normed, layer.mlp)
+                continue
+            layer.gate_up.write(normed, work.gate_up)
             layer.down.add_to(x, functional.silu(work.gate, inplace=True).mul_(work.up))
         return x
 

@@ -12,6 +12,8 @@ from sixfold_runtime.engine.decoder_cache import DecoderCache
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.kv_cache import KVCache, RaggedCache
 from sixfold_runtime.engine.loader import LoadedModel
+from sixfold_runtime.engine.task_slice import TaskSlice
+from sixfold_runtime.engine.token_groups import TokenGroups
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -33,13 +35,19 @@ class Forward(Protocol):
     embeddings: torch.Tensor
 
     def __call__(
-        self, tokens: Sequence[Sequence[int]], cache: KVCache, *, every_position: bool = False
+        self,
+        tokens: Sequence[Sequence[int]],
+        cache: KVCache,
+        *,
+        every_position: bool = False,
+        slices: Sequence[TaskSlice | None] | None = None,
     ) -> torch.Tensor:
         """Feed each row's new tokens and append their keys and values to `cache`.
 
         Args:
             tokens: new token ids of each row of the cache, at least one a row, not all of one length.
             cache: one of this forward's `new_cache`.
+            slices: of each row, the task slice that it computes with; None there, or for all, is the trunk as it is.
 
         Returns:
             float32 logits [rows, vocabulary] after each row's last token; with `every_position`
@@ -74,13 +82,21 @@ class DecoderForward(Forward):
 
     @torch.inference_mode()
     def __call__(
-        self, tokens: Sequence[Sequence[int]], cache: KVCache, *, every_position: bool = False
+        self,
+        tokens: Sequence[Sequence[int]],
+        cache: KVCache,
+        *,
+        every_position: bool = False,
+        slices: Sequence[TaskSlice | None] | None = None,
     ) -> torch.Tensor:
         own = cast(DecoderCache, cache)
         counts = [len(row) for row in tokens]
         spans = own.begin(counts)
         order = [row for span in spans for row in span.rows]
-        hidden = self._decoder.hidden([token for row in order for token in tokens[row]], spans)
+        groups = None
+        if slices is not None:
+            groups = TokenGroups([slices[row] for row in order], [counts[row] for row in order], self._decoder.device)
+        hidden = self._decoder.hidden([token for row in order for token in tokens[row]], spans, groups)
         own.commit(counts)
         # Where each row's tokens lie among the packed ones.
         first, firsts = 0, [0] * len(counts)
@@ -126,8 +142,14 @@ class TransformersForward(Forward):
 
     @torch.inference_mode()
     def __call__(
-        self, tokens: Sequence[Sequence[int]], cache: KVCache, *, every_position: bool = False
+        self,
+        tokens: Sequence[Sequence[int]],
+        cache: KVCache,
+        *,
+        every_position: bool = False,
+        slices: Sequence[TaskSlice | None] | None = None,
     ) -> torch.Tensor:
+        assert slices is None, "requests for task slices are refused before they get here"
         ragged = cast(RaggedCache, cache)
         counts = [len(row) for row in tokens]
         longest = max(counts)

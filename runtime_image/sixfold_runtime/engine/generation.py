@@ -15,28 +15,26 @@ from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.forward import make_forward
+from sixfold_runtime.engine.intake import Intake
 from sixfold_runtime.engine.lane import Flight, Lane
 from sixfold_runtime.engine.loader import LoadedModel
-from sixfold_runtime.engine.logprobs import TokenBytes
 from sixfold_runtime.engine.memory import measure
 from sixfold_runtime.engine.metrics import DECODE, ModelMetrics
-from sixfold_runtime.engine.picker import Picked, Picker
+from sixfold_runtime.engine.picker import Picked
 from sixfold_runtime.engine.pipeline import LogitsSampler, Task, slot_bytes
 from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.samplers import Samplers
 from sixfold_runtime.engine.scheduler import Entry, Limits, Prefill, Scheduler
 from sixfold_runtime.engine.sequence import Sequence
-from sixfold_runtime.engine.speculation import Speculation, acceptance_of
-from sixfold_runtime.engine.stream import OutputStream
+from sixfold_runtime.engine.slice_pool import SlicePool
+from sixfold_runtime.engine.slice_queue import SliceQueue
+from sixfold_runtime.engine.speculation import Speculation
 from sixfold_runtime.engine.work import (
     CurrentConfig,
     Key,
     Output,
     RunnerNotes,
-    check_context,
-    check_prompt,
-    check_sampling,
     engine_error,
     non_finite,
     out_of_memory,
@@ -46,10 +44,15 @@ from sixfold_runtime.engine.work import (
 log = logging.getLogger(__name__)
 _LANES = 2
 """While one computes, the other is sampled."""
+NO_TASKS = "task slices are for Llama, Qwen2 and Qwen3 decoders; transformers computes this model"
 
 
 class GenerationRunner:
-    """Owns the KV caches and the running sequences of one set of weights. Used from one thread."""
+    """Owns the KV caches and the running sequences of one set of weights. Used from one thread.
+
+    Attributes:
+        slices: of the tasks; None where there can't be any.
+    """
 
     def __init__(
         self,
@@ -59,9 +62,14 @@ class GenerationRunner:
         metrics: ModelMetrics,
         *,
         draft: LoadedModel | None = None,
+        slices: SlicePool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`draft` has the target's tokenizer; without one every request is decoded plainly."""
+        """
+        Args:
+            draft: has the target's tokenizer; without one every request is decoded plainly.
+            slices: of the target's tasks, for its decoder; closed with this runner. None: it can't have any.
+        """
         self._model = target
         self._draft = draft
         self._forward = make_forward(target)
@@ -72,12 +80,13 @@ class GenerationRunner:
         self._sequences: dict[Key, Sequence] = {}
         self._prompts = PromptGroup(self._forward, metrics)
         self._lanes = [self._lane()]
-        self._context_tokens = target.context_tokens
+        self._intake = Intake(target, self._forward, draft is not None, config, clock)
         self._scheduler: Scheduler[Key] = Scheduler(limits)
+        self.slices = slices
+        self._tasks = SliceQueue(slices, NO_TASKS)
         self._speculation = Speculation(target.served.name, metrics, clock, MAX_DRAFT_TOKENS)
         step_bytes = slot_bytes(limits.max_running, MAX_DRAFT_TOKENS, target.vocabulary_tokens)
         self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
-        self._token_bytes = TokenBytes(target.tokenizer.tokenizer)
         self._threads = 0
         """That a step is computed with; 0 leaves it as it is."""
 
@@ -92,7 +101,7 @@ class GenerationRunner:
             models.append((self._draft, self._draft_forward))
         limits = self._scheduler.limits
         budget = measure(models, kv_budget_bytes, limits.max_running)
-        self._context_tokens = budget.context_tokens
+        self._intake.context_tokens = budget.context_tokens
         self._scheduler = Scheduler(replace(limits, kv_tokens=budget.kv_tokens))
         self._speculation.cap_tokens = budget.draft_tokens
         if self._model.device.type == "cpu":
@@ -102,7 +111,7 @@ class GenerationRunner:
 
     @property
     def context_tokens(self) -> int:
-        return self._context_tokens
+        return self._intake.context_tokens
 
     @property
     def running(self) -> int:
@@ -110,7 +119,12 @@ class GenerationRunner:
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting
+        return self._scheduler.waiting + len(self._tasks)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would do something: not while all that wait, wait for slices."""
+        return self._scheduler.running > 0 or self._scheduler.waiting > 0 or self._tasks.has_news
 
     @property
     def kv_bytes(self) -> int:
@@ -120,16 +134,22 @@ class GenerationRunner:
     def notes(self) -> RunnerNotes:
         """Of now; read from any thread."""
         problems = {Mode.SPECULATIVE: self._speculation.fault, Mode.SAMPLER_PIPELINE: self._samplers.problem}
+        if self.slices is None and self._config().stable.generation_subgraphs is not None:
+            problems[Mode.SUBGRAPHS] = NO_TASKS
         unsupported = {mode: problem for mode, problem in problems.items() if problem}
         return RunnerNotes(unsupported, self._speculation.shortened)
 
     def configure(self) -> None:
-        """Follow the configuration while nothing is computed, so that `notes` are of now."""
+        """Follow the configuration while nothing is computed, so that `notes` are of now; take slices that came."""
         self._samplers.current(self._config().stable.sampler_pipeline)
+        if self.slices is not None:
+            self.slices.adapt()
 
     def close(self) -> None:
         """Give up what isn't memory of this object: the sampler's threads."""
         self._samplers.current(None)
+        if self.slices is not None:
+            self.slices.close()
 
     def submit(self, key: Key, request: Generate) -> None:
         """Queue a request.
@@ -137,23 +157,14 @@ class GenerationRunner:
         Raises:
             RequestError: it can't be served; nothing was queued.
         """
-        check_prompt(request.token_ids, self._model.vocabulary_tokens)
-        prompt_tokens, sampling = len(request.token_ids), request.sampling
-        check_sampling(sampling)
-        check_context(prompt_tokens, self._context_tokens)
-        if not self._scheduler.can_admit():
-            raise overloaded(self._scheduler.waiting)
-        max_tokens = min(sampling.max_tokens, self._context_tokens - prompt_tokens)
-        self._sequences[key] = Sequence(
-            key=key,
-            request=request,
-            stream=OutputStream(self._model.tokenizer.tokenizer, sampling.stop, self._model.eos_ids, max_tokens),
-            max_tokens=max_tokens,
-            arrived_seconds=self._clock(),
-            level=self._config().stable.level,
-            context=list(request.token_ids),
-        )
-        self._scheduler.admit(Entry(key, prompt_tokens, prompt_tokens + max_tokens))
+        sequence = self._intake.sequence(key, request)
+        self._tasks.check(request.task)
+        if self.waiting >= self._scheduler.limits.max_waiting:
+            raise overloaded(self.waiting)
+        has_slice = self._tasks.take(sequence)
+        self._sequences[key] = sequence
+        if has_slice:
+            self._scheduler.admit(_entry(sequence))
 
     def cancel(self, key: Key) -> None:
         """Forget a request; nothing more is computed or said about it. An unknown one is ignored."""
@@ -164,16 +175,23 @@ class GenerationRunner:
 
     def withdraw(self) -> list[tuple[Key, Generate]]:
         """Take back the requests that have not begun, oldest first."""
-        return [(key, self._sequences.pop(key).request) for key in self._scheduler.withdraw()]
+        sequences = [self._sequences[key] for key in self._scheduler.withdraw()] + self._tasks.withdraw()
+        for sequence in sequences:
+            del self._sequences[sequence.key]
+            self._tasks.release(sequence)
+        return [(s.key, s.request) for s in sorted(sequences, key=lambda s: s.arrived_seconds)]
 
     def step(self) -> list[Output]:
         """The next tokens of every running sequence, and a piece of prefill."""
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # another model of this engine may be faster with others
+        outputs: list[Output] = []
+        if self._tasks.has_news:
+            self._admit_waiting(outputs)
         plan = self._scheduler.step()
         for key in plan.admitted:
-            self._begin(self._sequences[key])
-        outputs: list[Output] = []
+            self._intake.begin(self._sequences[key])
+            self._metrics.queued(self._clock() - self._sequences[key].arrived_seconds)
         sampler = self._samplers.current(self._config().stable.sampler_pipeline)
         while sampler is not self._samplers.inline and len(self._lanes) < _LANES:
             self._lanes.append(self._lane())
@@ -190,26 +208,18 @@ class GenerationRunner:
             self._guarded(sequences, lambda: self._prefill(prefill, sequences, outputs), outputs)
         return outputs
 
+    def _admit_waiting(self, outputs: list[Output]) -> None:
+        """Queue those whose slice has come."""
+        ready, refused = self._tasks.retry()
+        for sequence in ready:
+            self._scheduler.admit(_entry(sequence))
+        outputs += [self._fail(sequence, error) for sequence, error in refused]
+
     def _lane(self) -> Lane:
         drafter = None
         if self._draft is not None and self._draft_forward is not None:
             drafter = Drafter(self._draft_forward, self._draft.context_tokens, self._model.vocabulary_tokens)
         return Lane(self._forward, drafter)
-
-    def _begin(self, sequence: Sequence) -> None:
-        """Stamp the configuration of now on a request; it keeps that."""
-        effective = self._config().stable
-        sequence.level = effective.level
-        if sequence.request.speculative and self._draft is not None:
-            sequence.speculative = effective.speculative
-        sequence.picker = Picker(
-            sequence.request,
-            sequence.stream,
-            self._model.vocabulary_tokens,
-            acceptance_of(sequence.speculative, self._forward.embeddings),
-            self._token_bytes,
-        )
-        self._metrics.queued(self._clock() - sequence.arrived_seconds)
 
     def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""
@@ -291,6 +301,7 @@ class GenerationRunner:
         del self._sequences[sequence.key]
         self._scheduler.cancel(sequence.key)
         self._speculation.forget(sequence)
+        self._tasks.release(sequence)
         lane = next((lane for lane in self._lanes if sequence in lane.sequences), None)
         if lane is not None and lane.flight is not None and sequence in lane.flight.contexts:
             sequence.is_cancelled = True
@@ -298,3 +309,8 @@ class GenerationRunner:
             lane.leave(sequence)
         elif not self._scheduler.is_prefilling:
             self._prompts.clear()
+
+
+def _entry(sequence: Sequence) -> Entry[Key]:
+    prompt_tokens = len(sequence.context)
+    return Entry(sequence.key, prompt_tokens, prompt_tokens + sequence.max_tokens)

@@ -71,8 +71,15 @@ class HeldSets:
         return sum(held.runner.kv_bytes for held in self)
 
     @property
-    def is_idle(self) -> bool:
-        return all(held.is_idle for held in self)
+    def can_step(self) -> bool:
+        return any(held.runner.can_step for held in self)
+
+    def enlist(self, name: str) -> None:
+        """New requests go to this set: the others let go of task slices that they don't need any more."""
+        for held in self:
+            slices = held.runner.slices
+            if slices is not None:
+                slices.enlist() if held.name == name else slices.retire()
 
     def configure(self) -> None:
         """Let the runners follow the configuration."""

@@ -11,7 +11,8 @@ from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.kv_cache import KVCache
 from sixfold_runtime.engine.picker import Draft, Picked
 from sixfold_runtime.engine.pipeline import Picks, Task
-from sixfold_runtime.engine.sequence import Sequence
+from sixfold_runtime.engine.sequence import Sequence, slices_of
+from sixfold_runtime.engine.task_slice import TaskSlice
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Lane:
         self.sequences: list[Sequence] = []
         self.flight: Flight | None = None
         self._cache = forward.new_cache()
+        self._slices: list[TaskSlice | None] | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -50,6 +52,7 @@ class Lane:
         """Take a sequence whose prompt lies in a row of another cache."""
         self._cache.append(group, row)
         self.sequences.append(sequence)
+        self._slices = slices_of(self.sequences)
 
     def leave(self, sequence: Sequence) -> None:
         """Give up the row of a sequence; the last row takes its place. Not while a step is on its way."""
@@ -58,6 +61,7 @@ class Lane:
         last = self.sequences.pop()
         if last is not sequence:
             self.sequences[row] = last
+        self._slices = slices_of(self.sequences)
         if self.drafter is not None:
             self.drafter.leave(sequence)
 
@@ -70,9 +74,9 @@ class Lane:
         of_row = [drafts.get(sequence, NO_DRAFT) for sequence in self.sequences]
         tokens = [[sequence.context[-1], *draft.tokens] for sequence, draft in zip(self.sequences, of_row, strict=True)]
         if any(draft.tokens for draft in of_row):
-            logits = self._forward(tokens, self._cache, every_position=True)
+            logits = self._forward(tokens, self._cache, every_position=True, slices=self._slices)
         else:
-            logits = self._forward(tokens, self._cache)[:, None]
+            logits = self._forward(tokens, self._cache, slices=self._slices)[:, None]
         return logits, [
             Task(sequence.picker, draft, 1 + len(draft.tokens))
             for sequence, draft in zip(self.sequences, of_row, strict=True)

@@ -10,7 +10,7 @@ from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.kv_cache import KVCache
 from sixfold_runtime.engine.metrics import PREFILL, ModelMetrics
 from sixfold_runtime.engine.scheduler import Prefill
-from sixfold_runtime.engine.sequence import Sequence
+from sixfold_runtime.engine.sequence import Sequence, slices_of
 from sixfold_runtime.engine.work import Key
 
 
@@ -34,7 +34,7 @@ class PromptGroup:
         pieces = [
             sequence.request.token_ids[prefill.start : end] for sequence, end in zip(sequences, ends, strict=True)
         ]
-        logits = self._forward(pieces, self.cache)
+        logits = self._forward(pieces, self.cache, slices=slices_of(sequences))
         self._metrics.forward(PREFILL, sum(prefill.counts), prefill.padded_tokens)
         return logits
 

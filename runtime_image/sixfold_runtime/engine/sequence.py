@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sixfold_api.runtime_config import SpeculativeConfig
@@ -9,6 +10,7 @@ from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.picker import Picked, Picker
 from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
 from sixfold_runtime.engine.stream import OutputStream
+from sixfold_runtime.engine.task_slice import TaskSlice
 from sixfold_runtime.engine.work import Key, failed
 
 
@@ -29,6 +31,8 @@ class Sequence:
     """Made when the request begins."""
     speculative: SpeculativeConfig | None = None
     """How tokens are drafted for it; None is plain decoding."""
+    task_slice: TaskSlice | None = None
+    """Held from admission to the end; None is the trunk as it is."""
     level_sent: bool = False
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -67,3 +71,9 @@ class Sequence:
 
     def failed(self, error: RequestError) -> Done:
         return failed(self.request.id, self.level, error, len(self.request.token_ids), self.stream.tokens)
+
+
+def slices_of(sequences: Iterable[Sequence]) -> list[TaskSlice | None] | None:
+    """What a forward of these rows takes; None where no row has a slice, so that it needn't look."""
+    slices = [sequence.task_slice for sequence in sequences]
+    return slices if any(slices) else None

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -188,6 +189,18 @@ class SliceLoader:
     def _finish(self, result: Result) -> None:
         self._results.put(result)
         self._wake()
+
+
+def slice_bytes(folder: TrunkFolder, section: SubgraphsConfig | None) -> int:
+    """Memory that the slices which a configuration offers may take; those that can't be read take none."""
+    if section is None:
+        return 0
+    total = 0
+    for task in section.tasks:
+        with suppress(ModelLoadError):
+            total += slice_info(slice_path(folder.path, task.name)).size_bytes
+    is_bounded = section.on_demand and section.cache_bytes is not None
+    return min(total, section.cache_bytes or 0) if is_bounded else total
 
 
 def _described(error: Exception) -> str:

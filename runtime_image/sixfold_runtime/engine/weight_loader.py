@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from sixfold_api.runtime_config import ServedModel
-from sixfold_api.scalars import FullWeights
+from sixfold_api.runtime_config import ServedModel, SubgraphsConfig
+from sixfold_api.scalars import FullWeights, Task
 from sixfold_runtime.engine.device import available_memory_bytes, set_threads
 from sixfold_runtime.engine.drafts import as_served, load_alone, load_draft, tokenizer_difference
 from sixfold_runtime.engine.errors import ModelLoadError
@@ -22,6 +22,8 @@ from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.placement import choose_placement, needed_kv_bytes, weight_bytes
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.slice_loader import TrunkFolder, slice_bytes
+from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer
 from sixfold_runtime.engine.work import CurrentConfig
 
@@ -67,7 +69,17 @@ class WeightLoader:
         draft_error: why there is no draft although the model has one; "" if there is.
     """
 
-    def __init__(self, served: ServedModel, place: Place, config: CurrentConfig, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        served: ServedModel,
+        place: Place,
+        config: CurrentConfig,
+        metrics: EngineMetrics,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wake` is called in another thread when a runner's slices have something to take."""
+        self._wake = wake
+        self._slices = TrunkFolder(Path(served.path), Task.GENERATION)
         self.facts: Facts | None = None
         self.draft_error = ""
         self._served = served
@@ -178,14 +190,23 @@ class WeightLoader:
     def _ready(self, model: LoadedModel, kv_budget_bytes: int) -> LoadedSet:
         """A runner that has answered a first forward. Raises ModelLoadError."""
         metrics = self._metrics.of(model.served.name)
-        runner = GenerationRunner(model, self._place.limits, self._config, metrics, draft=self._draft)
+        slices = None
+        if model.decoder is not None:
+            slices = SlicePool(
+                self._slices, model.decoder, self._section, metrics.slices, name=model.served.name, wake=self._wake
+            )
+        runner = GenerationRunner(model, self._place.limits, self._config, metrics, draft=self._draft, slices=slices)
         runner.warm_up(kv_budget_bytes)
         metrics.loaded(model.load_seconds, model.weight_bytes)
         weights = weakref.ref(model.decoder or model.module)
         return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes, weights)
 
+    def _section(self) -> SubgraphsConfig | None:
+        return self._config().stable.generation_subgraphs
+
     def _kv_budget_bytes(self, freed_bytes: int = 0) -> int:
-        return int((self._place.available_bytes(self._place.device) + freed_bytes) * self._place.kv_share)
+        available = self._place.available_bytes(self._place.device) + freed_bytes
+        return int((available - slice_bytes(self._slices, self._section())) * self._place.kv_share)
 
     def _describe(self, name: str, error: Exception) -> str:
         """For people; the log gets all of it."""

@@ -19,7 +19,7 @@ from sixfold_api.scalars import FullWeights
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.held_sets import HeldSets, LoadedSet
 from sixfold_runtime.engine.metrics import EngineMetrics
-from sixfold_runtime.engine.protocol import Generate
+from sixfold_runtime.engine.protocol import Generate, TaskInfo
 from sixfold_runtime.engine.swap_queue import SwapQueue
 from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.weight_loader import Facts, Load, Place, WeightLoader
@@ -40,6 +40,8 @@ class WeightSets:
         swap_seconds: how long the last exchange took, from the level's change.
         weights_error: why the weights that the level asks for aren't there.
         is_broken: there are no weights and none are on their way, until the configuration changes.
+        tasks: that requests may name; while weights are exchanged, those of before.
+        slice_failures: tasks among them that can't be had, and why.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class WeightSets:
         self._wake = wake
         self._clock = clock
         self._turn = turn or SwapTurn(wake)
-        self._loader = WeightLoader(served, place, config, metrics)
+        self._loader = WeightLoader(served, place, config, metrics, wake)
         self._load: Load | None = None
         self._is_closing = False  # or running requests finish, so that the weights can go
         self._asked_seconds: float | None = None
@@ -83,8 +85,12 @@ class WeightSets:
             self._failed_config = config()
         self._sets = HeldSets(place.device, metrics, loaded)
         self.active = self._fallback = loaded[0].name
+        self._sets.enlist(self.active)
         assert self._loader.facts is not None
         self.facts: Facts = self._loader.facts
+        self.tasks: tuple[TaskInfo, ...] = ()
+        self.slice_failures: dict[str, str] = {}
+        self._note_tasks()
         of_model = metrics.of(served.name)
         self._queue = SwapQueue(place.limits.max_waiting, self.facts.vocabulary_tokens, config, of_model)
 
@@ -108,8 +114,8 @@ class WeightSets:
 
     @property
     def can_step(self) -> bool:
-        """Whether a step would do something now: requests that wait for weights don't count."""
-        return self._queue.has_refused or not self._sets.is_idle
+        """Whether a step would do something now: requests that wait for weights or slices don't count."""
+        return self._queue.has_refused or self._sets.can_step
 
     @property
     def is_swapping(self) -> bool:
@@ -159,7 +165,7 @@ class WeightSets:
         """A step of each set of weights that has requests."""
         outputs = self._queue.take_refused()
         for held in self._sets:
-            if not held.is_idle:
+            if held.runner.can_step:
                 started = self._clock()
                 outputs += held.runner.step()
                 self._metrics.of(held.name).busy(self._clock() - started)
@@ -184,6 +190,7 @@ class WeightSets:
             self._follow_level()
         if self.full_weights is not FullWeights.RESIDENT:
             self._sets.release([held.name for held in self._sets if held.name != self.active and held.is_idle])
+        self._note_tasks()
         return self._told() != before
 
     @property
@@ -275,6 +282,7 @@ class WeightSets:
         if held := self._sets.get(self.active):
             self._queue.put_first(held.runner.withdraw())
         self.active = name
+        self._sets.enlist(name)
         self._open()
 
     def _close(self, held: LoadedSet) -> None:
@@ -295,5 +303,11 @@ class WeightSets:
         so_far_seconds = 0.0 if self._asked_seconds is None else self._clock() - self._asked_seconds
         return max(1.0, (self.swap_seconds or _USUAL_SWAP_SECONDS) - so_far_seconds)
 
+    def _note_tasks(self) -> None:
+        held = self._sets.get(self.active)
+        if held is not None and (slices := held.runner.slices) is not None:
+            self.tasks, self.slice_failures = slices.tasks, slices.failures
+
     def _told(self) -> tuple[object, ...]:
-        return self.active, self.is_swapping, self._turn.is_waiting, self.is_broken, self.weights_error
+        weights = self.active, self.is_swapping, self._turn.is_waiting, self.is_broken, self.weights_error
+        return *weights, self.tasks, self.slice_failures

@@ -1,0 +1,92 @@
+"""Generation requests that wait until the slice of their task is in memory; those behind them go on."""
+
+from __future__ import annotations
+
+import logging
+
+from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.sequence import Sequence
+from sixfold_runtime.engine.slice_pool import SlicePool
+from sixfold_runtime.engine.work import engine_error
+
+log = logging.getLogger(__name__)
+
+
+class SliceQueue:
+    """Used from the engine's thread; its length may be read from any."""
+
+    def __init__(self, pool: SlicePool | None, why_none: str) -> None:
+        """`why_none`: for people, why there is no pool, if there isn't."""
+        self._pool = pool
+        self._why_none = why_none
+        self._waiting: list[Sequence] = []
+        self._seen_changes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether one that waits may have got its slice, or will never get it."""
+        return bool(self._waiting) and self._pool is not None and self._pool.changes != self._seen_changes
+
+    def check(self, task: str) -> None:
+        """Refuse a task that can't be served; "" always can. Raises RequestError."""
+        if task and self._pool is None:
+            raise RequestError(400, "tasks_unsupported", f"task {task!r} can't be served: {self._why_none}")
+        if task and self._pool is not None:
+            self._pool.check(task)
+
+    def take(self, sequence: Sequence) -> bool:
+        """Give a sequence what it needs to begin; False: it waits here for it.
+
+        Raises:
+            RequestError: it can't be served; it doesn't wait.
+        """
+        has_all = self._acquire(sequence, had_to_wait=False)
+        if not has_all:
+            self._waiting.append(sequence)
+        return has_all
+
+    def retry(self) -> tuple[list[Sequence], list[tuple[Sequence, RequestError]]]:
+        """Those that can begin now, oldest first, and those that never will; they wait no more."""
+        assert self._pool is not None
+        waiting, self._waiting, self._seen_changes = self._waiting, [], self._pool.changes
+        ready: list[Sequence] = []
+        refused: list[tuple[Sequence, RequestError]] = []
+        for sequence in waiting:
+            try:
+                (ready if self._acquire(sequence, had_to_wait=True) else self._waiting).append(sequence)
+            except RequestError as error:
+                refused.append((sequence, error))
+        return ready, refused
+
+    def withdraw(self) -> list[Sequence]:
+        """Take back all that wait."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence has ended, wherever it was."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        if sequence.task_slice is not None:
+            assert self._pool is not None
+            sequence.task_slice = None
+            self._pool.release(sequence.request.task)
+
+    def _acquire(self, sequence: Sequence, had_to_wait: bool) -> bool:
+        task = sequence.request.task
+        if not task:
+            return True
+        assert self._pool is not None, "check() lets no task pass without a pool"
+        try:
+            sequence.task_slice = self._pool.acquire(task, sequence.request.tenant)
+        except RequestError:
+            raise
+        except Exception as error:  # a fault of ours: it ends this request, not the others
+            log.exception("the slice of task %s can't be had", task)
+            raise engine_error() from error
+        if sequence.task_slice is not None:
+            self._pool.count(task, had_to_wait)
+        return sequence.task_slice is not None
