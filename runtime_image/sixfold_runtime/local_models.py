@@ -8,11 +8,13 @@ from pathlib import Path
 
 from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import Mode
+from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.runtime_config import Draft, ServedModel, WeightSet
 from sixfold_api.scalars import FullWeights, Task
 from sixfold_api.variant import CLAIM_SCHEME
 from sixfold_runtime.manifests import ManifestError, Policy, Variant
 from sixfold_runtime.prepare.failures import PreparationError
+from sixfold_runtime.prepare.files import EXITS, SLICES
 from sixfold_runtime.prepare.tokenizer import read_tokenizer
 
 
@@ -20,14 +22,30 @@ class _NotPreparedError(ManifestError):
     """Weights that only a preparation makes, and that it hasn't made here."""
 
 
-def resolve(
-    policy: Policy, variants: Sequence[Variant], claims: Mapping[str, Path]
-) -> tuple[list[ServedModel], dict[Mode, str]]:
-    """What the policy serves, and the modes that it goes without, with the reasons: quantised weights or a draft
-    that nobody has prepared here, or a draft with another tokenizer.
+@dataclass(frozen=True)
+class LocalModels:
+    """What a policy serves here."""
 
-    Raises ManifestError for what can't be served at all.
-    """
+    served: list[ServedModel]
+    unsupported: dict[Mode, str]
+    """Modes that it goes without, asked for or not, and why: quantised weights, a draft or exit heads that nobody has prepared here, or
+    a draft with another tokenizer."""
+
+    def missing_tasks(self, spec: InferencePolicySpec) -> list[str]:
+        """Tasks of the policy that can't be served from the models' folders, and how they are made."""
+        blocks = ((block, block.subgraphs) for block in (spec.generation, spec.classification) if block is not None)
+        folders = {model.name: Path(model.path) for model in self.served}
+        return [
+            f"the task {task.name} of {block.variant_ref.name} can't be served: {path} is missing"
+            " (`sixfold prepare slice` makes it)"
+            for block, subgraphs in blocks
+            for task in (subgraphs.tasks if subgraphs is not None else ())
+            if not (path := folders[block.variant_ref.name] / SLICES / f"{task.name}.safetensors").is_file()
+        ]
+
+
+def resolve(policy: Policy, variants: Sequence[Variant], claims: Mapping[str, Path]) -> LocalModels:
+    """Raises ManifestError for what can't be served at all."""
     spec, folders = policy.spec, _Folders(policy, variants, claims)
     models: list[ServedModel] = []
     unsupported: dict[Mode, str] = {}
@@ -36,9 +54,13 @@ def resolve(
         models.append(model)
     if spec.classification is not None:
         name = spec.classification.variant_ref.name
-        path = folders.folder("classification.variantRef", name, Task.CLASSIFICATION)
-        models.append(ServedModel(name=name, task=Task.CLASSIFICATION, path=path))
-    return models, unsupported
+        path = folders.folder("classification.variantRef", name, Task.CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+        models.append(ServedModel(name=name, task=folders.task(name), path=path))
+        if not (exits := Path(path) / EXITS).is_file():
+            unsupported[Mode.EARLY_EXIT] = (
+                f"{name} has no exit heads here: {exits} is missing (`sixfold prepare --exit-heads` makes it)"
+            )
+    return LocalModels(models, unsupported)
 
 
 def _generation(
@@ -89,12 +111,16 @@ class _Folders:
     variants: Sequence[Variant]
     claims: Mapping[str, Path]
 
-    def folder(self, field: str, name: str, task: Task) -> str:
+    def task(self, name: str) -> Task:
+        """Of a variant whose folder was found."""
+        return self._variant("", name).spec.task
+
+    def folder(self, field: str, name: str, *tasks: Task) -> str:
         """The folder of the variant that a field of the policy's spec names. Raises ManifestError."""
         where = f"{self.policy.file}: InferencePolicy/{self.policy.name}: spec.{field}"
         variant = self._variant(where, name)
-        if variant.spec.task is not task:
-            raise ManifestError(f"{where}: {name} has the task {variant.spec.task}, {task} is needed")
+        if variant.spec.task not in tasks:
+            raise ManifestError(f"{where}: {name} has the task {variant.spec.task}, {' or '.join(tasks)} is needed")
         place, uri = self._place(variant, ())
         claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
         if claim not in self.claims:

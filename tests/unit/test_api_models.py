@@ -62,7 +62,7 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
 
 def test_absent_optionals_are_left_out() -> None:
     assert InferencePolicyStatus(effective_level=2).to_dict() == {"effectiveLevel": 2, "modes": [], "conditions": []}
-    assert PreparationSummary().to_dict() == {}
+    assert PreparationSummary().to_dict() == {"slices": []}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,16 @@ def test_merging_says_exactly_what_is_observed_and_rests(before: list[Condition]
         (QUANTISED | {"perplexityBudgetPercent": "0.25"}, True, "0.25"),
         (QUANTISED | {"task": "Classification"}, True, "0.5"),
         (QUANTISED | {"task": "Classification", "accuracyBudgetPoints": "2"}, True, "2"),
+        ({"source": {"uri": "pvc://m/c"}, "slices": [{"name": "sql"}]}, False, "1"),
+        (
+            {
+                "source": {"uri": "pvc://m/c"},
+                "slices": [{"name": "sql", "checkpoint": "pvc://m/sql"}],
+                "artifact": {"claimName": "m"},
+            },
+            True,
+            "1",
+        ),
     ],
 )
 def test_what_a_variant_writes_and_may_lose(fields: dict[str, Any], writes: bool, budget: str) -> None:

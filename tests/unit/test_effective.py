@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, ExitRule, OtherScripts
 from sixfold_api.effective import Effective, effective
 from sixfold_api.generation import Acceptance, Overlap
 from sixfold_api.modes import LEVEL_FROM, MAX_LEVEL, Mode, ModeState
 from sixfold_api.policy import InferencePolicySpec, ModeStatus
-from sixfold_api.runtime_config import Provenance, RuntimeConfig, SamplerPipelineConfig, SetBy, SpeculativeConfig
+from sixfold_api.runtime_config import (
+    EarlyExitConfig,
+    EscalateConfig,
+    Provenance,
+    RuntimeConfig,
+    SamplerPipelineConfig,
+    SanitizeConfig,
+    SetBy,
+    SpeculativeConfig,
+    SubgraphsConfig,
+    TaskConfig,
+)
 
 CHEAP: dict[str, Any] = {
     "quantized": {"variantRef": {"name": "chat-int4"}},
@@ -21,6 +33,8 @@ CHEAP: dict[str, Any] = {
 }
 CHAT: dict[str, Any] = {"generation": {"variantRef": {"name": "chat"}}}
 INTENT = {"classification": {"variantRef": {"name": "intent"}}}
+TASKS: dict[str, Any] = {"tasks": [{"name": "ner", "pinned": True}, {"name": "topic"}], "cacheSize": "2Mi"}
+ESCALATION = {"belowConfidence": "0.6", "promptTemplate": "One of {labels}?\n{text}\n"}
 
 
 def spec(**blocks: Any) -> InferencePolicySpec:
@@ -69,7 +83,7 @@ def test_every_mode_says_why_it_is_not_active() -> None:
     assert "no spec.generation" in silent.reason
     states = {status.name: status for status in effective(spec()).modes}
     assert set(states) == set(Mode)
-    later = {Mode.EARLY_EXIT, Mode.SUBGRAPHS, Mode.KV_CACHE_REUSE, Mode.DYNAMIC_BATCHING}
+    later = {Mode.KV_CACHE_REUSE, Mode.DYNAMIC_BATCHING}
     for mode, block in {
         Mode.QUANTIZED: "quantized",
         Mode.SPECULATIVE: "speculative",
@@ -78,6 +92,13 @@ def test_every_mode_says_why_it_is_not_active() -> None:
         for without in (spec(), InferencePolicySpec.model_validate(INTENT)):
             absent = status_of(effective(without), mode)
             assert (absent.state, absent.reason) == (ModeState.OFF, f"spec.generation.{block} is absent")
+    for without in (spec(), InferencePolicySpec.model_validate(INTENT)):
+        for mode, reason in {
+            Mode.EARLY_EXIT: "spec.classification.earlyExit is absent",
+            Mode.SUBGRAPHS: "spec.classification.subgraphs and spec.generation.subgraphs are absent",
+        }.items():
+            absent = status_of(effective(without), mode)
+            assert (absent.state, absent.reason) == (ModeState.OFF, reason)
     for mode in later:
         assert (states[mode].state, states[mode].reason) == (
             ModeState.UNSUPPORTED,
@@ -165,6 +186,100 @@ def test_a_mode_that_cannot_run_has_no_values() -> None:
     assert status_of(absent, Mode.SPECULATIVE).state is ModeState.OFF
 
 
+def labelling(generation: dict[str, Any] | None = None, **blocks: Any) -> InferencePolicySpec:
+    """A policy that classifies with `blocks`, and generates too."""
+    return spec(generation=CHAT["generation"] | (generation or {}), classification=INTENT["classification"] | blocks)
+
+
+@pytest.mark.parametrize("level", range(MAX_LEVEL + 1))
+def test_texts_exit_early_at_the_highest_level_and_tasks_and_escalation_stay(level: int) -> None:
+    policy = labelling({"subgraphs": {"tasks": [{"name": "sql"}]}}, earlyExit={}, subgraphs=TASKS, escalate=ESCALATION)
+    result = effective(policy, level)
+    config, on = result.config, level == 3
+    for mode in (Mode.EARLY_EXIT, Mode.SUBGRAPHS):
+        assert status_of(result, mode).state is (ModeState.ACTIVE if on else ModeState.BELOW_LEVEL)
+    assert config.early_exit == (EarlyExitConfig() if on else None)
+    tasks = (TaskConfig(name="ner", pinned=True), TaskConfig(name="topic"))
+    assert config.classification_subgraphs == SubgraphsConfig(tasks=tasks, on_demand=on, cache_bytes=2 * 2**20)
+    assert config.generation_subgraphs == SubgraphsConfig(tasks=(TaskConfig(name="sql"),), on_demand=on)
+    assert config.escalate == EscalateConfig(
+        below_confidence=0.6, prompt_template="One of {labels}?\n{text}\n", max_tokens=128
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({}, EarlyExitConfig()),
+        (
+            {"maxDisagreement": "0.01", "lengthRelaxation": "0"},
+            EarlyExitConfig(max_disagreement=0.01, length_relaxation=0.0),
+        ),
+        ({"rule": "Quantile"}, EarlyExitConfig(rule=ExitRule.QUANTILE)),
+        ({"rule": "Fixed", "threshold": "0.95"}, EarlyExitConfig(rule=ExitRule.FIXED, threshold=0.95)),
+        ({"sanitize": {}}, EarlyExitConfig(sanitize=SanitizeConfig(keep=DEFAULT_KEPT_CHARACTERS))),
+        (
+            {"sanitize": {"keep": "a-z", "otherScripts": "Remove"}},
+            EarlyExitConfig(sanitize=SanitizeConfig(keep="a-z", other_scripts=OtherScripts.REMOVE)),
+        ),
+    ],
+)
+def test_what_decides_an_exit(written: dict[str, Any], expected: EarlyExitConfig) -> None:
+    config = effective(labelling(earlyExit=written)).config
+    assert config.early_exit == expected
+    assert EarlyExitConfig.model_validate_json(config.early_exit.model_dump_json(by_alias=True)) == expected
+
+
+def test_who_said_how_texts_are_labelled() -> None:
+    early_exit = {"maxDisagreement": "0.01", "sanitize": {"keep": "a-z"}}
+    rows = effective(labelling(earlyExit=early_exit, subgraphs=TASKS, escalate=ESCALATION)).provenance
+    found = {row.path.removeprefix("/classification/"): (row.value, row.set_by) for row in rows}
+    assert {path: row for path, row in found.items() if not path.startswith("/")} == {
+        "earlyExit/rule": ("Calibrated", SetBy.DEFAULT),
+        "earlyExit/maxDisagreement": ("0.01", SetBy.SPEC),
+        "earlyExit/lengthRelaxation": ("the variant's", SetBy.DEFAULT),
+        "earlyExit/sanitize/keep": ("a-z", SetBy.SPEC),
+        "earlyExit/sanitize/otherScripts": ("Keep", SetBy.DEFAULT),
+        "subgraphs/tasks": ("ner (pinned), topic", SetBy.SPEC),
+        "subgraphs/cacheSize": ("2Mi", SetBy.SPEC),
+        "escalate/belowConfidence": ("0.6", SetBy.SPEC),
+        "escalate/promptTemplate": ("One of {labels}? {text}", SetBy.SPEC),
+        "escalate/maxTokens": ("128", SetBy.DEFAULT),
+    }
+    fixed = effective(labelling(earlyExit={"rule": "Fixed", "threshold": "0.9"})).provenance
+    assert origin(fixed, "/classification/earlyExit/threshold") == ("0.9", SetBy.SPEC)
+    assert origin(fixed, "/classification/earlyExit/sanitize") == ("off", SetBy.DEFAULT)
+    assert "/classification/earlyExit/maxDisagreement" not in {row.path for row in fixed}
+
+
+def test_what_the_level_does_to_exits_and_tasks() -> None:
+    unbounded = {"tasks": [{"name": f"task-{number}"} for number in range(32)]}
+    policy = labelling({"subgraphs": unbounded}, earlyExit={}, subgraphs=TASKS)
+    rows = effective(policy).provenance
+    assert origin(rows, "/generation/subgraphs/cacheSize") == ("no limit", SetBy.DEFAULT)
+    names, _ = origin(rows, "/generation/subgraphs/tasks")
+    assert len(names) <= 80
+    assert names.endswith("…")
+    below = effective(policy, 2).provenance
+    assert origin(below, "/classification/earlyExit") == ("off", SetBy.LEVEL)
+    assert origin(below, "/classification/subgraphs/tasks") == ("ner (pinned), topic", SetBy.SPEC)
+    for block in ("classification", "generation"):
+        assert origin(below, f"/{block}/subgraphs/cacheSize") == ("all in memory", SetBy.LEVEL)
+    (why,) = {row.why for row in below if row.value == "all in memory"}
+    assert why == "on from level 3; the level is 2"
+
+
+def test_exits_and_tasks_that_cannot_run() -> None:
+    reasons = {Mode.EARLY_EXIT: "ModelVariant intent has no exit heads", Mode.SUBGRAPHS: "another architecture"}
+    result = effective(labelling(earlyExit={}, subgraphs=TASKS), unsupported=reasons)
+    assert result.config.early_exit is None
+    assert result.config.classification_subgraphs is not None
+    assert not result.config.classification_subgraphs.on_demand
+    for mode, reason in reasons.items():
+        assert (status_of(result, mode).state, status_of(result, mode).reason) == (ModeState.UNSUPPORTED, reason)
+    assert origin(result.provenance, "/classification/earlyExit") == ("off", SetBy.DEFAULT)
+
+
 @given(st.integers(1, 100), st.integers(1, 100_000), st.integers(1, 100_000))
 def test_gateways_share_the_rate_limit(replicas: int, rate: int, burst: int) -> None:
     limit = {"requestsPerSecond": rate, "burst": burst}
@@ -183,9 +298,13 @@ def test_without_a_rate_limit_there_is_none() -> None:
 @given(st.integers(0, MAX_LEVEL), st.sampled_from(["Auto", "Off"]), st.integers(1, 19), st.booleans())
 def test_the_config_survives_its_way(level: int, compression: str, zstd_level: int, all_modes: bool) -> None:
     """ConfigMap and back; a field of a newer operator is kept apart, not refused."""
-    generation = CHAT["generation"] | (CHEAP if all_modes else {})
+    generation = CHAT["generation"] | (CHEAP | {"subgraphs": TASKS} if all_modes else {})
+    labels = {"earlyExit": {"sanitize": {}}, "subgraphs": TASKS, "escalate": ESCALATION}
+    classification = INTENT["classification"] | (labels if all_modes else {})
     streaming = {"compression": compression, "level": zstd_level}
-    result = effective(spec(generation=generation, rollbackLevel=level, streaming=streaming))
+    result = effective(
+        spec(generation=generation, classification=classification, rollbackLevel=level, streaming=streaming)
+    )
     config = RuntimeConfig(sequence=7, stable=result.config, provenance=result.provenance)
     back = RuntimeConfig.model_validate_json(config.model_dump_json(by_alias=True))
     assert back == config

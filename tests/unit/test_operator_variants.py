@@ -50,7 +50,7 @@ DRAFT = {"target": "chat", "latencyRatio": "0.12", "parameterRatio": "0.08", "kl
 QUANTISED = {
     "source": {"variantRef": {"name": "chat"}},
     "precision": {"scheme": "GPTQ"},
-    "calibration": TEXT,
+    "calibration": {"uri": "pvc://models/calibration.jsonl"},
     "evaluation": TEXT,
     "artifact": {"claimName": "models"},
 }
