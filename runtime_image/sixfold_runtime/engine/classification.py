@@ -54,13 +54,15 @@ class ClassificationRunner:
         exits: ExitHeads | None = None,
         why_no_exits: str = "",
         slices: SlicePool | None = None,
+        why_no_slices: str = "this model has no tasks",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             exits: of the model's own head.
             why_no_exits: for people, why there are none although the folder has some.
-            slices: None: the model has no tasks.
+            slices: of the model's tasks.
+            why_no_slices: for people, why there are none.
         """
         self._model = model
         self._trunk = getattr(model, "trunk", None)
@@ -69,6 +71,7 @@ class ClassificationRunner:
         self._metrics = metrics
         self._clock = clock
         self._slices = slices
+        self._why_no_slices = why_no_slices
         self._queue = TextQueue(limits.max_waiting, slices)
         self._run: Run | None = None
         self._run_plan: ExitPlan | None = None
@@ -154,21 +157,20 @@ class ClassificationRunner:
 
     def close(self) -> None:
         """Let go of what unfinished texts hold; nothing is computed after that."""
-        for text in self._run.texts if self._run else ():
+        for text in (*self._queue.withdraw(), *(self._run.texts if self._run else ())):
             self._queue.release(text)
         self._run = None
 
     def _check_task(self, task: str) -> None:
         """Raises RequestError: there is no such task, or no head without one."""
-        if self._slices is not None and task:
+        name = self._model.served.name
+        if task and self._slices is None:
+            raise RequestError(400, "tasks_unsupported", f"task {task!r} can't be served: {self._why_no_slices}")
+        if task and self._slices is not None:
             self._slices.check(task)
-        elif task:
-            raise RequestError(404, "task_not_found", f"model {self._model.served.name!r} has no tasks")
         elif self._trunk is not None and self._trunk.own_head is None:
             known = ", ".join(task.name for task in self._slices.tasks) if self._slices is not None else "none"
-            raise RequestError(
-                400, "task_required", f"model {self._model.served.name!r} has no head of its own: name a task ({known})"
-            )
+            raise RequestError(400, "task_required", f"model {name!r} has no head of its own: name a task ({known})")
 
     def _begin(self) -> list[Output]:
         config = self._config().stable

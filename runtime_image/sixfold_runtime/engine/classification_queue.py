@@ -1,7 +1,7 @@
 """Texts that wait for a classifier, and which of them make the next batch: first come, first served.
 
-A text whose task slice is still being loaded is passed by those behind it, and is looked at again when the pool has
-changed.
+A text takes its task slice when it comes, so that a slice is loaded while others are computed. One whose slice isn't
+there yet is passed by those behind it, and asks again when the pool has changed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ class Text:
     level: int = 0
     """Stamped at admission into a batch."""
     task_slice: TaskSlice | None = None
-    """Held from admission to the end; None for the model's own head."""
-    had_to_wait: bool = False
-    """Its slice was not in memory when it could have started."""
+    """Held until the end; None for the model's own head, and while it is being loaded."""
     cancelled: bool = False
 
     @property
     def tokens(self) -> int:
         return len(self.request.token_ids)
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing is missing to compute it."""
+        return not self.request.task or self.task_slice is not None
 
     @property
     def may_exit(self) -> bool:
@@ -80,60 +83,55 @@ class TextQueue:
         self._max_waiting = max_waiting
         self._slices = slices
         self._waiting: deque[Text] = deque()
-        self._loading: set[str] = set()
-        """Tasks whose slice was not there when it was last asked for."""
         self._seen_changes = 0
-        """Of the pool, when that was."""
+        """Of the pool, when those without a slice last asked for it."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def can_form(self) -> bool:
-        """Whether a text could start now, as far as is known."""
-        self._look_again()
-        if not self._loading:
-            return bool(self._waiting)
-        return any(text.request.task not in self._loading for text in self._waiting)
+        """Whether a text can start, or those that wait for a slice should ask again."""
+        return any(text.is_ready for text in self._waiting) or (bool(self._waiting) and self._has_changed)
 
     def add(self, text: Text) -> None:
-        """Raises RequestError: too many wait."""
+        """Raises RequestError: too many wait, or there is no slice for it; it doesn't wait."""
         if len(self._waiting) >= self._max_waiting:
             raise overloaded(len(self._waiting))
+        self._acquire(text, had_to_wait=False)
         self._waiting.append(text)
 
     def cancel(self, key: Key) -> bool:
         """Returns whether it was there."""
-        kept = deque(text for text in self._waiting if text.key != key)
-        found = len(kept) < len(self._waiting)
-        self._waiting = kept
-        return found
+        found = next((text for text in self._waiting if text.key == key), None)
+        if found is None:
+            return False
+        self._waiting.remove(found)
+        self.release(found)
+        return True
 
     def form(self, size: BatchSize) -> tuple[list[Text], list[tuple[Text, RequestError]]]:
-        """Take texts out for a batch, with their slices acquired, as many as `size` takes; and those that can't be
-        served."""
-        self._look_again()
+        """Take out the texts of a batch, as many as `size` takes, and those for which there is no slice any more."""
+        refused = self._ask_again()
         batch: list[Text] = []
-        refused: list[tuple[Text, RequestError]] = []
-        passed: deque[Text] = deque()
+        passed: list[Text] = []
         while self._waiting:
             text = self._waiting[0]
-            if text.request.task not in self._loading and not size.fits(text.tokens):
+            if not text.is_ready:
+                passed.append(self._waiting.popleft())
+            elif size.fits(text.tokens):
+                size.add(text.tokens)
+                batch.append(self._waiting.popleft())
+            else:
                 break
-            self._waiting.popleft()
-            try:
-                if self._acquire(text):
-                    size.add(text.tokens)
-                    batch.append(text)
-                else:
-                    passed.append(text)
-            except RequestError as error:
-                refused.append((text, error))
-            except Exception:  # a fault of ours: it ends this text, not the batch
-                log.exception("the slice of task %s can't be had", text.request.task)
-                refused.append((text, engine_error()))
         self._waiting.extendleft(reversed(passed))
         return batch, refused
+
+    def withdraw(self) -> list[Text]:
+        """Take out all."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
 
     def release(self, text: Text) -> None:
         """Give back the slice that a text holds, if it does."""
@@ -142,24 +140,36 @@ class TextQueue:
             text.task_slice = None
             self._slices.release(text.request.task)
 
-    def _look_again(self) -> None:
-        """Slices may have arrived, or found room."""
-        if self._slices is not None and self._slices.changes != self._seen_changes:
-            self._seen_changes = self._slices.changes
-            self._loading.clear()
+    @property
+    def _has_changed(self) -> bool:
+        return self._slices is not None and self._slices.changes != self._seen_changes
 
-    def _acquire(self, text: Text) -> bool:
-        """False where the text's slice is still being loaded. Raises RequestError: there will be none."""
+    def _ask_again(self) -> list[tuple[Text, RequestError]]:
+        """For slices that may have arrived or found room; those that will get none are taken out."""
+        if self._slices is None or not self._has_changed:
+            return []
+        self._seen_changes = self._slices.changes
+        refused: list[tuple[Text, RequestError]] = []
+        for text in [text for text in self._waiting if not text.is_ready]:
+            try:
+                self._acquire(text, had_to_wait=True)
+            except RequestError as error:
+                self._waiting.remove(text)
+                refused.append((text, error))
+        return refused
+
+    def _acquire(self, text: Text, had_to_wait: bool) -> None:
+        """Raises RequestError: there is no slice for it."""
         task = text.request.task
         if not task:
-            return True
-        if task in self._loading:
-            return False
-        assert self._slices is not None, "a text with a task is queued only where there are slices"
-        text.task_slice = self._slices.acquire(task, text.request.tenant)
-        if text.task_slice is None:
-            text.had_to_wait = True
-            self._loading.add(task)
-            return False
-        self._slices.count(task, text.had_to_wait)
-        return True
+            return
+        assert self._slices is not None, "a text with a task comes only where there are slices"
+        try:
+            text.task_slice = self._slices.acquire(task, text.request.tenant)
+        except RequestError:
+            raise
+        except Exception as error:  # a fault of ours: it ends this text, not the others
+            log.exception("the slice of task %s can't be had", task)
+            raise engine_error() from error
+        if text.task_slice is not None:
+            self._slices.count(task, had_to_wait)
