@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sixfold_api.effective import effective
-from sixfold_api.modes import Mode
+from sixfold_api.modes import Mode, ModeState
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_api.scalars import AcceleratorType
 from sixfold_runtime import manifests
 from sixfold_runtime.config import ConfigStore
-from sixfold_runtime.local_models import resolve
+from sixfold_runtime.local_models import LocalModels, resolve
 from sixfold_runtime.manifests import ManifestError, Policy
 from sixfold_runtime.settings import RuntimeSettings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,23 @@ def load(
     """
     found = manifests.read(files)
     policy = found.policy(policy_name)
-    models, unsupported = resolve(policy, found.variants, claims)
+    models = resolve(policy, found.variants, claims)
     device = settings.device
     if device == "auto" and policy.spec.engine.accelerator.type is AcceleratorType.CPU:
         device = "cpu"
     settings = settings.model_copy(
-        update={"policy": policy.name, "namespace": policy.namespace, "models": models, "device": device}
+        update={"policy": policy.name, "namespace": policy.namespace, "models": models.served, "device": device}
     )
     config = ConfigStore(
-        _runtime_config(policy.spec, unsupported), policy.file, lambda content: _reread(policy, unsupported, content)
+        _runtime_config(policy.spec, models.unsupported), policy.file, lambda content: _reread(policy, models, content)
     )
-    warnings = [f"{mode} is off: {reason}" for mode, reason in unsupported.items()]
+    states = {mode.name: mode.state for mode in effective(policy.spec, unsupported=models.unsupported).modes}
+    warnings = [
+        f"{mode} is off: {reason}"
+        for mode, reason in models.unsupported.items()
+        if states[mode] is ModeState.UNSUPPORTED
+    ]
+    warnings += models.missing_tasks(policy.spec)
     if policy.spec.gateway.api_keys_secret_ref is not None and settings.api_keys_directory is None:
         warnings.append("the gateway is open: spec.gateway.apiKeysSecretRef needs --api-keys DIRECTORY here")
     return LocalSetup(settings, config, tuple(warnings))
@@ -78,7 +87,7 @@ def _runtime_config(spec: InferencePolicySpec, unsupported: Mapping[Mode, str]) 
     return RuntimeConfig(sequence=sequence, stable=result.config, provenance=result.provenance)
 
 
-def _reread(policy: Policy, unsupported: Mapping[Mode, str], content: bytes) -> RuntimeConfig:
+def _reread(policy: Policy, models: LocalModels, content: bytes) -> RuntimeConfig:
     """The configuration in an edited file. Raises ManifestError, also for a change that needs a restart."""
     try:
         found = manifests.parse(policy.file, content).policy(policy.name)
@@ -86,4 +95,6 @@ def _reread(policy: Policy, unsupported: Mapping[Mode, str], content: bytes) -> 
         raise ManifestError(str(error).removeprefix(f"{policy.file}: ")) from error  # the store names the file
     if _shape(found.spec) != _shape(policy.spec):
         raise ManifestError("another variantRef, draftDevice or fullWeights needs a restart here")
-    return _runtime_config(found.spec, unsupported)
+    for warning in models.missing_tasks(found.spec):
+        log.warning(warning)
+    return _runtime_config(found.spec, models.unsupported)

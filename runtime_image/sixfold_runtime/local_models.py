@@ -28,8 +28,8 @@ class LocalModels:
 
     served: list[ServedModel]
     unsupported: dict[Mode, str]
-    """Modes that it goes without, asked for or not, and why: quantised weights, a draft or exit heads that nobody has prepared here, or
-    a draft with another tokenizer."""
+    """Modes that it goes without, asked for or not, and why: quantised weights, a draft or exit heads that nobody has
+    prepared here, or a draft with another tokenizer."""
 
     def missing_tasks(self, spec: InferencePolicySpec) -> list[str]:
         """Tasks of the policy that can't be served from the models' folders, and how they are made."""

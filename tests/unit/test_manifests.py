@@ -186,6 +186,76 @@ def test_quantised_weights_of_another_model_cant_be_served(tmp_path: Path) -> No
         load_cheap(tmp_path, {"chat": START, "made/small": "<|other|>", "tiny": START})
 
 
+CLASSIFIER = """
+apiVersion: sixfold.dev/v1alpha1
+kind: ModelVariant
+metadata: {name: intent}
+spec: {task: Classification, source: {uri: pvc://models/intent}}
+"""
+CLASSIFIES = "spec: {classification: {variantRef: {name: intent}}}\n"
+EXITS_AND_TASKS = CLASSIFIES.replace(
+    "{name: intent}}}",
+    "{name: intent}, earlyExit: {sanitize: {}}, subgraphs: {tasks: [{name: ner}, {name: pos, pinned: true}]}}}",
+)
+
+
+def load_classifier(tmp_path: Path, spec: str, *files: str) -> local.LocalSetup:
+    (tmp_path / "intent" / "slices").mkdir(parents=True)
+    for file in files:
+        (tmp_path / "intent" / file).write_bytes(b"")
+    (tmp_path / "policy.yaml").write_text(HEAD + spec)
+    (tmp_path / "variants.yaml").write_text(CLASSIFIER)
+    return local.load([tmp_path], {"models": tmp_path}, None, RuntimeSettings())
+
+
+def test_exits_and_tasks_from_files(tmp_path: Path) -> None:
+    files = ("exits.safetensors", "slices/ner.safetensors", "slices/pos.safetensors")
+    setup = load_classifier(tmp_path, EXITS_AND_TASKS, *files)
+    assert setup.warnings == ()
+    stable = setup.config.current.stable
+    assert stable.early_exit is not None and stable.early_exit.sanitize is not None
+    assert stable.classification_subgraphs is not None
+    assert [(task.name, task.pinned) for task in stable.classification_subgraphs.tasks] == [
+        ("ner", False),
+        ("pos", True),
+    ]
+    (tmp_path / "policy.yaml").write_text(HEAD + EXITS_AND_TASKS.replace("{sanitize: {}}", "{rule: Quantile}"))
+    setup.config.poll()
+    changed = setup.config.current.stable.early_exit
+    assert changed is not None and changed.rule == "Quantile"
+
+
+def test_exits_and_tasks_that_nobody_prepared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    setup = load_classifier(tmp_path, EXITS_AND_TASKS, "slices/pos.safetensors")
+    exits, task = setup.warnings
+    assert exits.startswith("EarlyExit is off: intent has no exit heads here: ")
+    assert exits.endswith("intent/exits.safetensors is missing (`sixfold prepare --exit-heads` makes it)")
+    assert task.startswith("the task ner of intent can't be served: ")
+    assert "slices/ner.safetensors is missing (`sixfold prepare slice` makes it)" in task
+    stable = setup.config.current.stable
+    assert stable.early_exit is None
+    assert stable.classification_subgraphs is not None, "the task that is there is served"
+    (tmp_path / "policy.yaml").write_text(HEAD + EXITS_AND_TASKS.replace("name: ner", "name: topic"))
+    setup.config.poll()
+    assert "the task topic of intent can't be served" in caplog.text
+
+
+def test_exits_that_are_asked_for_later_and_nobody_prepared(tmp_path: Path) -> None:
+    setup = load_classifier(tmp_path, CLASSIFIES)
+    assert setup.warnings == ()
+    (tmp_path / "policy.yaml").write_text(HEAD + EXITS_AND_TASKS)
+    setup.config.poll()
+    assert setup.config.current.stable.early_exit is None
+
+
+def test_what_labels_tokens_is_a_classifier(tmp_path: Path) -> None:
+    (tmp_path / "intent").mkdir()
+    (tmp_path / "policy.yaml").write_text(HEAD + CLASSIFIES)
+    (tmp_path / "variants.yaml").write_text(CLASSIFIER.replace("Classification", "TokenClassification"))
+    (model,) = local.load([tmp_path], {"models": tmp_path}, None, RuntimeSettings()).settings.models
+    assert model.task == "TokenClassification"
+
+
 def test_variants_that_are_each_others_source(tmp_path: Path) -> None:
     source = "source: {uri: pvc://models/chat}"
     two = VARIANT.replace(source, "source: {variantRef: {name: other}}")
