@@ -135,7 +135,13 @@ def explain_policy(
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def prepare(context: typer.Context) -> None:
-    """Fetch, quantise and verify a model: what the preparation Job runs. `prepare lora` retrains an adapter."""
+    """Fetch, quantise and verify a model: what the preparation Job runs. `prepare lora` retrains an adapter, `prepare
+    slice` makes task slices."""
+    if context.args[:1] == ["slice"]:
+        from sixfold_runtime.prepare import slice_cli
+
+        slice_cli.app(args=context.args[1:], prog_name="sixfold prepare slice")
+        return
     from sixfold_runtime.prepare import cli as commands
 
     retrains = context.args[:1] == ["lora"]
