@@ -225,5 +225,5 @@ class InferencePolicyStatus(StatusModel):
     engine: EngineStatus | None = None
     """Engine pods."""
     conditions: Conditions = []
-    """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, DraftShortened,
-    TasksMissing, EscalationUnused while they hold."""
+    """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, SlicesFailed,
+    DraftShortened, TasksMissing, EscalationUnused while they hold."""

@@ -199,6 +199,8 @@ class ModelState(StatusModel):
     """Why the weights that the level asks for can't be loaded; those that ran before go on."""
     draft_shortened: str = ""
     """Why drafts are shorter than the policy allows: memory."""
+    slice_errors: dict[str, str] = {}
+    """Tasks that the policy offers and that can't be served, with the reasons; the others are served."""
 
 
 class PodState(StatusModel):

@@ -153,11 +153,11 @@ def show(explanation: Explanation, console: Console) -> None:
     console.print(f"[bold]{POLICY_KIND} {explanation.namespace}/{explanation.name}[/]")
     console.print(_table("Levels", ("level", "value", "meaning"), explanation.levels()))
     rows = [
-        (row.path.strip("/").replace("/", "."), row.value, _styled(row.set_by), row.why)
+        (row.path.strip("/").replace("/", "."), escape(row.value), _styled(row.set_by), escape(row.why))
         for row in explanation.result.provenance
     ]
     console.print(_table("Values", ("spec.", "value", "set by", "why"), rows))
-    modes = [(mode.name, _styled(mode.state), mode.reason) for mode in explanation.modes()]
+    modes = [(mode.name, _styled(mode.state), escape(mode.reason)) for mode in explanation.modes()]
     console.print(_table("Modes", ("mode", "state", "reason"), modes))
 
 

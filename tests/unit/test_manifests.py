@@ -298,6 +298,31 @@ def test_explain_tells_who_set_what() -> None:
     assert "CompressedStreaming" in table.stdout
 
 
+def test_explain_prints_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets are no markup."""
+    policy = """
+apiVersion: sixfold.dev/v1alpha1
+kind: InferencePolicy
+metadata: {name: labels}
+spec:
+  generation: {variantRef: {name: chat}}
+  classification:
+    variantRef: {name: mood}
+    earlyExit: {sanitize: {keep: 'a-z\\s'}}
+    subgraphs: {tasks: [{name: ner, pinned: true}]}
+    escalate: {belowConfidence: "0.5", promptTemplate: "[red]Is this [/red]{labels}? {text}"}
+"""
+    (tmp_path / "policy.yaml").write_text(policy)
+    monkeypatch.setenv("COLUMNS", "200")
+    table = CliRunner().invoke(app, ["explain", "policy", "-f", str(tmp_path), "--level", "2"])
+    assert table.exit_code == 0, table.output
+    for words in ("[red]Is this [/red]{labels}? {text}", "ner (pinned)", "all in memory", "earlyExit"):
+        assert words in table.stdout
+    full = CliRunner().invoke(app, ["explain", "policy", "-f", str(tmp_path)])
+    assert "a-z\\s" in full.stdout
+    assert "the variant's" in full.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

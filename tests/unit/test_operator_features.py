@@ -19,6 +19,7 @@ from sixfold_operator.builders.job import Inputs, claims, preparation_job
 from sixfold_operator.reconcile.config_rollout import reach
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import build_status, notes
+from sixfold_operator.reconcile.policy_weights import weights_under_way
 from sixfold_operator.reconcile.rollout import Verdict
 from sixfold_operator.reconcile.served import Served, resolve
 from sixfold_operator.reconcile.variant_plan import plan, recorded, status_of
@@ -343,3 +344,24 @@ def test_what_a_pod_cannot_do_joins_in() -> None:
     modes = {mode.name: mode for mode in build_status(findings(policy, result, unable), NOW).modes}
     assert modes[Mode.EARLY_EXIT].reason == "pod e1: exits.safetensors is damaged"
     assert modes[Mode.SUBGRAPHS].state is ModeState.UNSUPPORTED
+
+
+def test_a_task_that_a_pod_cannot_serve_is_told_while_it_lasts() -> None:
+    policy = labelling(subgraphs=tasks("ner", "topic"))
+    result = served(policy, variant("intent", has=[NER, TOPIC]))
+
+    def told(errors: dict[str, str]) -> PodState:
+        model = {"name": "intent", "task": "Classification", "ready": True, "sliceErrors": errors}
+        state = {"role": "engine", "pod": "e1", "ready": True, "sequence": 1, "level": 3, "models": [model]}
+        return PodState.model_validate(state)
+
+    ill = findings(policy, result, told({"topic": "slices/topic.safetensors is damaged", "ner": "other trunk"}))
+    status = build_status(ill, NOW)
+    (failed,) = (entry for entry in status.conditions if entry.type == "SlicesFailed")
+    assert (failed.status, failed.reason) == ("True", "LoadFailed")
+    assert failed.message == "pod e1: intent: ner: other trunk; topic: slices/topic.safetensors is damaged"
+    assert ("LoadFailed", True) in {(note.reason, note.warning) for note in notes(InferencePolicyStatus(), status)}
+    assert weights_under_way(ill), "the pod is asked again until it is well"
+    well = findings(policy, result, told({}))
+    assert "SlicesFailed" not in {entry.type for entry in build_status(well, NOW).conditions}
+    assert not weights_under_way(well)

@@ -14,7 +14,7 @@ from sixfold_api.runtime_config import PodState
 from sixfold_operator.builders.common import selector
 from sixfold_operator.builders.workload import components
 from sixfold_operator.reconcile.findings import Findings
-from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, weights_failed
+from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, slices_failed, weights_failed
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
 from sixfold_operator.reconcile.status_writer import ALARMS, Note, transition_notes
 
@@ -108,8 +108,13 @@ def _conditions(findings: Findings) -> list[Condition]:
     ]
     if conflict is not None:
         result.append(entry("Conflict", conflict, ConditionStatus.TRUE))
-    told = {"WeightsFailed": weights_failed(findings), "DraftShortened": draft_shortened(findings)}
-    for type_, reported in {**told, **findings.warnings}.items():
+    told = {
+        "WeightsFailed": weights_failed(findings),
+        "SlicesFailed": slices_failed(findings),
+        "DraftShortened": draft_shortened(findings),
+        **findings.warnings,
+    }
+    for type_, reported in told.items():
         if reported is not None:
             result.append(entry(type_, reported, ConditionStatus.TRUE))
     if findings.spec.gateway.api_keys_secret_ref is None:

@@ -43,10 +43,20 @@ def draft_shortened(findings: Findings) -> Verdict | None:
     return None
 
 
+def slices_failed(findings: Findings) -> Verdict | None:
+    """The first pod that can't serve a task whose slice the variant has."""
+    for state, model in _models(findings):
+        failed = sorted(model.slice_errors.items())
+        if failed:
+            told = "; ".join(f"{task}: {reason}" for task, reason in failed)
+            return Verdict(False, "LoadFailed", f"pod {state.pod}: {model.name}: {told}")
+    return None
+
+
 def weights_under_way(findings: Findings) -> bool:
     """Whether a pod still answers with other weights than the level asks for, or complains: it is asked again."""
     generation = findings.spec.generation
-    if weights_failed(findings) or draft_shortened(findings):
+    if weights_failed(findings) or slices_failed(findings) or draft_shortened(findings):
         return True
     if generation is None or generation.quantized is None:
         return False
