@@ -72,7 +72,9 @@ class Engine:
             on_models: called in the engine's thread when a model was loaded or failed to, or its weights changed.
             on_counts: called in the engine's thread when the number of running or waiting requests changed.
         """
-        self.models = {model.name: EngineModel(model, metrics, SwapTurn(self.config_changed)) for model in models}
+        self.models = {
+            model.name: EngineModel(model, metrics, SwapTurn(self.config_changed), config) for model in models
+        }
         self._config = config
         self._metrics = metrics
         self._device_name = device
@@ -170,7 +172,7 @@ class Engine:
         if model is None:
             raise RequestError(404, "model_not_found", f"this engine has no model {request.model!r}")
         wanted = Task.GENERATION if isinstance(request, Generate) else Task.CLASSIFICATION
-        if model.served.task != wanted:
+        if (model.served.task == Task.GENERATION) != (wanted == Task.GENERATION):
             raise RequestError(400, "wrong_task", f"model {request.model!r} is for {model.served.task}, not {wanted}")
         if model.runner is None:
             raise RequestError(503, "model_not_ready", f"model {request.model!r} isn't ready: {model.why_not_ready}")
@@ -206,7 +208,7 @@ class Engine:
             return
         generating = sum(model.served.task == Task.GENERATION for model in self.models.values())
         for model in self.models.values():
-            model.load(device, generating, self._limits, self._config, self.config_changed)
+            model.load(device, generating, self._limits, self.config_changed)
             self._on_models()
 
     def _obey(self) -> bool:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import ModelState, ServedModel
+from sixfold_api.runtime_config import ModelState, ServedModel, SubgraphsConfig
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.classification import ClassificationRunner
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.drafts import load_alone
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
+from sixfold_runtime.engine.protocol import TaskInfo
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.slice_loader import TrunkFolder
+from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.swap_turn import SwapTurn
+from sixfold_runtime.engine.trunk import Trunk
 from sixfold_runtime.engine.weight_loader import Facts, Place
 from sixfold_runtime.engine.weight_sets import WeightSets
 from sixfold_runtime.engine.work import CurrentConfig, Output, Runner, Wake
+
+if TYPE_CHECKING:
+    from sixfold_runtime.engine.exit_heads import ExitHeads
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +50,17 @@ class EngineModel:
     served: ServedModel
     metrics: EngineMetrics
     turn: SwapTurn
+    config: CurrentConfig
     facts: Facts | None = None
     runner: Runner | None = None
     weights: WeightSets | None = None
     """The same as `runner`, of a model that generates."""
+    classifier: ClassificationRunner | None = None
+    """The same as `runner`, of one that classifies."""
+    slices: SlicePool | None = None
+    """Of a classifier's tasks; those of a model that generates go with its weights."""
+    labels: tuple[str, ...] = ()
+    """Of a classifier's own head."""
     error: str = ""
 
     @property
@@ -63,14 +80,37 @@ class EngineModel:
         return self.weights is not None and self.weights.is_swapping
 
     @property
+    def tasks(self) -> tuple[TaskInfo, ...]:
+        """That requests may name."""
+        owner = self.weights or self.slices
+        return () if owner is None else owner.tasks
+
+    @property
+    def slice_errors(self) -> dict[str, str]:
+        """Tasks among them that can't be served, and why."""
+        if self.weights is not None:
+            return self.weights.slice_failures
+        return {} if self.slices is None else self.slices.failures
+
+    @property
     def unsupported(self) -> dict[Mode, str]:
         """Modes that are on but don't run, and why."""
-        return {} if self.weights is None else self.weights.unsupported
+        runner = self.weights or self.classifier
+        found = {} if runner is None else dict(runner.unsupported)
+        if self.tasks and len(self.slice_errors) == len(self.tasks):
+            found[Mode.SUBGRAPHS] = next(iter(self.slice_errors.values()))
+        return {mode: reason for mode, reason in found.items() if self.config().stable.is_active(mode)}
 
     @property
     def state(self) -> ModelState:
         """What the operator is told."""
-        state = ModelState(name=self.served.name, task=self.served.task, ready=self.is_ready, error=self.error)
+        state = ModelState(
+            name=self.served.name,
+            task=self.served.task,
+            ready=self.is_ready,
+            error=self.error,
+            slice_errors=self.slice_errors,
+        )
         weights = self.weights
         if weights is None:
             return state
@@ -85,9 +125,7 @@ class EngineModel:
             }
         )
 
-    def load(
-        self, device: torch.device, generating_models: int, limits: Limits | None, config: CurrentConfig, wake: Wake
-    ) -> None:
+    def load(self, device: torch.device, generating_models: int, limits: Limits | None, wake: Wake) -> None:
         """Load the weights and answer a first forward; ready after that, or `error` says why not.
 
         Args:
@@ -96,7 +134,7 @@ class EngineModel:
             wake: called in another thread when `adapt` has something to do.
         """
         try:
-            self._load(device, generating_models, limits, config, wake)
+            self._load(device, generating_models, limits, wake)
         except ModelLoadError as error:
             self.error = str(error)
             log.error("model %s: %s", self.served.name, error)
@@ -104,34 +142,51 @@ class EngineModel:
             self.error = f"{type(error).__name__}: {error}"
             log.exception("model %s failed to load", self.served.name)
 
-    def _load(
-        self, device: torch.device, generating_models: int, limits: Limits | None, config: CurrentConfig, wake: Wake
-    ) -> None:
+    def _load(self, device: torch.device, generating_models: int, limits: Limits | None, wake: Wake) -> None:
         limits = limits or _DEFAULT_LIMITS[device.type]
         kv_share = _KV_SHARE[device.type] / max(1, generating_models)
         if self.served.task == Task.GENERATION:
             self.weights = WeightSets(
-                self.served, Place(device, limits, kv_share), config, self.metrics, wake, self.turn
+                self.served, Place(device, limits, kv_share), self.config, self.metrics, wake, self.turn
             )
             self.facts, self.runner = self.weights.facts, self.weights
         else:
-            self._load_classifier(device, limits, config)
+            self._load_classifier(device, limits, wake)
 
-    def _load_classifier(self, device: torch.device, limits: Limits, config: CurrentConfig) -> None:
+    def _load_classifier(self, device: torch.device, limits: Limits, wake: Wake) -> None:
         loaded, metrics = load_alone(self.served, device), self.metrics.of(self.served.name)
-        runner = ClassificationRunner(loaded, limits, config, metrics)
+        folder, exits, problem = TrunkFolder(Path(self.served.path), self.served.task), None, ""
+        trunk = getattr(loaded, "trunk", None)
+        if trunk is not None:
+            exits, problem = self._exits(loaded, trunk, folder)
+            self.slices = SlicePool(folder, trunk, self._section, metrics.slices, name=self.served.name, wake=wake)
+        runner = ClassificationRunner(
+            loaded, limits, self.config, metrics, exits=exits, why_no_exits=problem, slices=self.slices
+        )
         runner.warm_up(available_memory_bytes(device))
         metrics.loaded(loaded.load_seconds, loaded.weight_bytes)
         metrics.watch(lambda: runner)
         self.facts = Facts(loaded.tokenizer, runner.context_tokens, loaded.vocabulary_tokens)
-        self.runner = runner
+        self.labels = loaded.labels
+        self.runner = self.classifier = runner
+
+    def _exits(self, loaded: LoadedModel, trunk: Trunk, folder: TrunkFolder) -> tuple[ExitHeads | None, str]:
+        """The exit heads, or why there are none although there is a file: the model is served without them."""
+        from sixfold_runtime.engine.exit_heads import load_exit_heads
+
+        try:
+            return load_exit_heads(folder.path, trunk, folder.fingerprint, loaded.labels), ""
+        except Exception as error:  # whatever a foreign file raises
+            log.error("model %s is served without early exits", self.served.name, exc_info=error)
+            return None, str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {error}"
+
+    def _section(self) -> SubgraphsConfig | None:
+        return self.config().stable.classification_subgraphs
 
     @property
     def can_step(self) -> bool:
         """Whether a step would compute something now."""
-        if self.weights is not None:
-            return self.weights.can_step
-        return self.runner is not None and (self.runner.running > 0 or self.runner.waiting > 0)
+        return self.runner is not None and self.runner.can_step
 
     def step(self) -> list[Output]:
         """Compute one step; only where `can_step`."""
@@ -145,9 +200,11 @@ class EngineModel:
 
     def adapt(self) -> bool:
         """Follow the configuration. Returns whether operator and gateways have to be told of a change."""
-        return self.weights is not None and self.weights.adapt()
+        return self.runner is not None and self.runner.adapt()
 
     def close(self) -> None:
         """End threads of the model's own."""
-        if self.weights is not None:
-            self.weights.close()
+        if self.runner is not None:
+            self.runner.close()
+        if self.slices is not None:
+            self.slices.close()

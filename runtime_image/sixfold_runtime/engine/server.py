@@ -128,6 +128,8 @@ class EngineServer:
                     stop=model.facts.stop_strings,
                     swapping=model.is_swapping,
                     swap_pending=model.turn.is_waiting,
+                    labels=list(model.labels),
+                    tasks=list(model.tasks),
                 )
                 for name, model in engine.models.items()
                 if model.facts is not None and model.runner is not None

@@ -52,6 +52,17 @@ class Runner(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would do something now: requests that wait for weights or task slices don't count."""
+
+    def adapt(self) -> bool:
+        """Follow the configuration, and take what was loaded meanwhile; after every step, and whenever something
+        happened. Returns whether operator and gateways have to be told of a change."""
+
+    def close(self) -> None:
+        """End threads of its own; nothing is computed after that."""
+
     def submit(self, key: Key, request: Any) -> None:
         """Queue a Generate or a Classify, whichever the runner is for. Raises RequestError; then nothing was queued."""
 
@@ -59,7 +70,7 @@ class Runner(Protocol):
         """Forget a request; an unknown one is ignored."""
 
     def step(self) -> list[Output]:
-        """Compute one step. Called only while something is running or waiting; never raises for a request's sake."""
+        """Compute one step. Called only while `can_step`; never raises for a request's sake."""
 
 
 def failed(
