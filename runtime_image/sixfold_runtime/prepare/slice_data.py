@@ -1,7 +1,7 @@
 """Labelled text for task slices: JSON lines, by task
 
     Classification        {"text": "...", "label": "..."}                   (or a chat's `messages` instead of `text`)
-    TokenClassification   {"tokens": ["word", ...], "labels": ["...", ...]}  one label a word
+    TokenClassification   {"tokens": ["word", ...], "labels": ["...", ...]}  a label or null a word
     Generation            {"text": "..."}                                   (or `messages`)
 
 A text that is longer than the model's context is cut there, and counted.
@@ -89,17 +89,17 @@ def read(
                 samples.append(reader.sample(number, row))
         cut = windows(samples, min(WINDOW_TOKENS, context_tokens))
         return LabelledTexts(tuple(LabelledText(ids, ()) for ids in cut), (), 0)
-    names = []
+    names: list[list[str | None]] = []
     for number, row in rows:
         with _line(path, number):
             names.append(_word_labels(row) if task is Task.TOKEN_CLASSIFICATION else [_text_label(row)])
-    found = Counter(name for line in names for name in line)
+    found = Counter(name for line in names for name in line if name is not None)
     known = {label: index for index, label in enumerate(labels or sorted(found))}
     _require_labels(path, found, known, is_evaluation)
     texts = []
     for (number, row), line in zip(rows, names, strict=True):
         with _line(path, number):
-            texts.append(_encode(reader, task, row, [known[name] for name in line]))
+            texts.append(_encode(reader, task, row, [IGNORED if name is None else known[name] for name in line]))
     within = tuple(_within(text, task, context_tokens) for text in texts)
     return LabelledTexts(within, tuple(known), sum(len(text.ids) > context_tokens for text in texts))
 
@@ -162,7 +162,7 @@ def _text_label(row: Any) -> str:
     return _label(row["label"])
 
 
-def _word_labels(row: Any) -> list[str]:
+def _word_labels(row: Any) -> list[str | None]:
     words, labels = (row.get(key) if isinstance(row, dict) else None for key in ("tokens", "labels"))
     if not isinstance(words, list) or not isinstance(labels, list):
         raise ValueError("it needs `tokens`, a list of words, and `labels`, one for each word")
@@ -170,7 +170,10 @@ def _word_labels(row: Any) -> list[str]:
         raise ValueError(f"it has {len(words)} tokens and {len(labels)} labels: give one label for each word")
     if not words or not all(isinstance(word, str) and word.strip() for word in words):
         raise ValueError("its tokens must be words, none of them empty")
-    return [_label(label) for label in labels]
+    found = [None if label is None else _label(label) for label in labels]
+    if not any(found):
+        raise ValueError("none of its tokens has a label: add them, or leave the line out")
+    return found
 
 
 def _label(value: Any) -> str:
