@@ -217,6 +217,10 @@ class Scene:
         result: int = eventually(f"the ConfigMap says level {level}", written)
         return result
 
+    def warnings(self) -> set[str]:
+        """Reasons of the Events that people were warned with."""
+        return {event["reason"] for event in self.api.list("Event") if event["type"] == "Warning"}
+
     def wait_generation(self, kind: str, name: str) -> int:
         """Until the status describes the newest spec."""
 

@@ -106,8 +106,7 @@ def test_exits_that_are_never_safe_are_a_warning(scene: Any) -> None:
     scene.wait("ModelVariant", "mood", "Ready", "True", "Prepared")
     scene.eventually("the mode doesn't run", lambda: mode(scene, "EarlyExit")["state"] == "Unsupported")
     assert "mood has no exit that disagrees" in mode(scene, "EarlyExit")["reason"]
-    warnings = {event["reason"] for event in scene.api.list("Event") if event["type"] == "Warning"}
-    assert {"NoSafeExit", "NoSuchSlice"} <= warnings
+    scene.eventually("people are warned", lambda: {"NoSafeExit", "NoSuchSlice"} <= scene.warnings())
     allowed = {"classification": {"earlyExit": {"maxDisagreement": "0.1"}}}
     scene.api.patch("InferencePolicy", "bot", {"spec": allowed})
     scene.eventually("more is allowed", lambda: mode(scene, "EarlyExit")["state"] == "Active")

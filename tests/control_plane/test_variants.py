@@ -236,8 +236,7 @@ def test_what_pods_say_about_their_weights_reaches_the_status(scene: Any, pod_re
     shortened = scene.wait("InferencePolicy", "bot", "DraftShortened", "True", "MemoryShort")
     assert "3 of 8" in shortened["message"]
     assert scene.api.get("InferencePolicy", "bot")["status"]["engine"]["fullWeights"] == "Swap"
-    reasons = {event["reason"] for event in scene.api.list("Event") if event["type"] == "Warning"}
-    assert {"LoadFailed", "MemoryShort"} <= reasons
+    scene.eventually("people are warned", lambda: {"LoadFailed", "MemoryShort"} <= scene.warnings())
     report.say(sequence=scene.sequence(3), level=3, models=[chat | {"weights": "chat-int4"}])
 
     def gone() -> bool:
