@@ -310,6 +310,7 @@ def findings(policy: InferencePolicySpec, result: Served, *states: PodState) -> 
         pods={},
         states={state.pod: state for state in states},
         warnings=result.warnings,
+        missing_tasks=result.missing_tasks,
     )
 
 
@@ -365,3 +366,9 @@ def test_a_task_that_a_pod_cannot_serve_is_told_while_it_lasts() -> None:
     well = findings(policy, result, told({}))
     assert "SlicesFailed" not in {entry.type for entry in build_status(well, NOW).conditions}
     assert not weights_under_way(well)
+    lacking = served(policy, variant("intent", has=[NER]))
+    known = findings(policy, lacking, told({"topic": "slices/topic.safetensors is missing"}))
+    assert {"TasksMissing", "SlicesFailed"} & {entry.type for entry in build_status(known, NOW).conditions} == {
+        "TasksMissing"
+    }
+    assert not weights_under_way(known)

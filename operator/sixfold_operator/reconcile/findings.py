@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sixfold_api.effective import Effective
@@ -27,5 +27,7 @@ class Findings:
     states: Mapping[str, PodState]
     warnings: Mapping[str, Verdict] = field(default_factory=dict)
     """Condition type -> what the variants lack that the policy asks for, though it is served."""
+    missing_tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Variant -> tasks that the policy offers and the variant doesn't have."""
     conflicts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)

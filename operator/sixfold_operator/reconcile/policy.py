@@ -106,6 +106,7 @@ class PolicyReconciler:
             pods=pods,
             states={},
             warnings=served.warnings,
+            missing_tasks=served.missing_tasks,
         )
         return findings, served.loads
 

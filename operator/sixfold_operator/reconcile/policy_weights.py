@@ -44,9 +44,10 @@ def draft_shortened(findings: Findings) -> Verdict | None:
 
 
 def slices_failed(findings: Findings) -> Verdict | None:
-    """The first pod that can't serve a task whose slice the variant has."""
+    """The first pod that can't serve a task whose slice the variant has; TasksMissing tells of the others."""
     for state, model in _models(findings):
-        failed = sorted(model.slice_errors.items())
+        missing = findings.missing_tasks.get(model.name, ())
+        failed = [entry for entry in sorted(model.slice_errors.items()) if entry[0] not in missing]
         if failed:
             told = "; ".join(f"{task}: {reason}" for task, reason in failed)
             return Verdict(False, "LoadFailed", f"pod {state.pod}: {model.name}: {told}")

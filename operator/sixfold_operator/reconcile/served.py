@@ -36,12 +36,14 @@ class Served:
         verdict: VariantsReady.
         unsupported: modes that are left out, because their variant doesn't fit, with the reason.
         warnings: condition type -> what it says while it is True.
+        missing_tasks: variant -> tasks that the policy offers and the variant doesn't have.
     """
 
     loads: dict[str, Load] | None
     verdict: Verdict
     unsupported: dict[Mode, str] = field(default_factory=dict)
     warnings: dict[str, Verdict] = field(default_factory=dict)
+    missing_tasks: dict[str, set[str]] = field(default_factory=dict)
 
 
 class _UnservableError(Exception):
@@ -77,9 +79,9 @@ def resolve(spec: InferencePolicySpec, variant: Find) -> Served:
     if problems:
         message = "; ".join(problem.message for problem in problems)
         verdict = Verdict(False, problems[0].reason, f"{message}. Pods that run already stay as they are")
-        return Served(None, verdict, unsupported, found.warnings)
+        return Served(None, verdict, unsupported, found.warnings, found.missing_tasks)
     names = ", ".join(name for load in loads.values() for model in load.models for name in _names(model))
-    return Served(loads, Verdict(True, "Ready", f"Verified: {names}"), unsupported, found.warnings)
+    return Served(loads, Verdict(True, "Ready", f"Verified: {names}"), unsupported, found.warnings, found.missing_tasks)
 
 
 def _generation(

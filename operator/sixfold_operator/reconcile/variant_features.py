@@ -27,17 +27,19 @@ class Shortfalls:
     Attributes:
         unsupported: modes that don't run, with the reason.
         warnings: condition type -> what it says while it is True.
+        missing_tasks: variant -> tasks that the policy offers and the variant doesn't have.
     """
 
     unsupported: dict[Mode, str] = field(default_factory=dict)
     warnings: dict[str, Verdict] = field(default_factory=dict)
+    missing_tasks: dict[str, set[str]] = field(default_factory=dict)
 
 
 def shortfalls(spec: InferencePolicySpec, variant: Find) -> Shortfalls:
     """Of the variants that can be served; of the others nothing is known yet."""
     found = Shortfalls()
     classification, generation = spec.classification, spec.generation
-    missing: list[str] = []
+    lacking: list[str] = []
     offered = 0
     if classification is not None:
         name = classification.variant_ref.name
@@ -45,17 +47,17 @@ def shortfalls(spec: InferencePolicySpec, variant: Find) -> Shortfalls:
         if manifest is not None and variant_problem(manifest, name, *CLASSIFIERS) is None:
             _classifier(classification, manifest, found)
             if classification.subgraphs is not None:
-                offered += _tasks("classification", classification.subgraphs, manifest, missing)
+                offered += _tasks("classification", classification.subgraphs, manifest, found, lacking)
     if generation is not None and generation.subgraphs is not None:
         name = generation.variant_ref.name
         manifest = variant(name)
         if manifest is not None and variant_problem(manifest, name, Task.GENERATION) is None:
-            offered += _tasks("generation", generation.subgraphs, manifest, missing)
-    if missing:
-        message = f"{'; '.join(missing)}. Make a ModelVariant that has them among its slices, or remove them here"
+            offered += _tasks("generation", generation.subgraphs, manifest, found, lacking)
+    if lacking:
+        message = f"{'; '.join(lacking)}. Make a ModelVariant that has them among its slices, or remove them here"
         found.warnings["TasksMissing"] = Verdict(False, "NoSuchSlice", message)
         if not offered:
-            found.unsupported[Mode.SUBGRAPHS] = missing[0]
+            found.unsupported[Mode.SUBGRAPHS] = lacking[0]
     return found
 
 
@@ -90,16 +92,16 @@ def _exits_problem(early_exit: EarlyExitSpec, variant: Manifest, status: ModelVa
     return None
 
 
-def _tasks(block: str, subgraphs: SubgraphsSpec, variant: Manifest, missing: list[str]) -> int:
-    """How many of the tasks the variant has; what it lacks goes to `missing`."""
+def _tasks(block: str, subgraphs: SubgraphsSpec, variant: Manifest, found: Shortfalls, lacking: list[str]) -> int:
+    """How many of the tasks the variant has; a sentence about those that it lacks goes to `lacking`."""
     has = {entry.name for entry in last_status(ModelVariantStatus, variant).slices}
-    asked = _names(subgraphs)
-    lacking = [name for name in asked if name not in has]
-    if lacking:
+    asked, owner = _names(subgraphs), variant["metadata"]["name"]
+    missing = [name for name in asked if name not in has]
+    if missing:
         there = f"it has {_listed(sorted(has))}" if has else "it has none"
-        owner = variant["metadata"]["name"]
-        missing.append(f"{block}.subgraphs: ModelVariant {owner} has no slice for {_listed(lacking)}; {there}")
-    return len(asked) - len(lacking)
+        lacking.append(f"{block}.subgraphs: ModelVariant {owner} has no slice for {_listed(missing)}; {there}")
+        found.missing_tasks[owner] = set(missing)
+    return len(asked) - len(missing)
 
 
 def _names(subgraphs: SubgraphsSpec | None) -> Sequence[str]:
