@@ -56,8 +56,8 @@ class ExitChoice(StatusModel):
 
     depths: Annotated[list[int], Field(max_length=64)]
     """Layers after which a text may exit; none means that every text runs through."""
-    thresholds: Annotated[list[Fraction], Field(max_length=64)]
-    """Least confidence at each, before the relaxation by length."""
+    thresholds: Annotated[list[Decimal], Field(max_length=64)]
+    """Least confidence at each, before the relaxation by length; above 1 only a long text reaches it."""
     exit_rate: Fraction
     """Share of the texts that exit early."""
     mean_layers: Decimal
