@@ -243,6 +243,19 @@ def new_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         )
 
 
+@pytest.fixture(scope="module")
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
+    """As `new_engine`, loaded, for all tests of a module."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*models: ServedModel) -> Served:
+            served = stack.enter_context(running_engine(tmp_path_factory.mktemp("engine-config"), list(models)))
+            wait_until(lambda: served.client.get("/readyz").status_code == 200, "the engine to load its models")
+            return served
+
+        yield start
+
+
 @dataclass
 class GatewayFactory:
     directory: Path
@@ -273,6 +286,13 @@ def new_gateway(tmp_path: Path) -> Iterator[GatewayFactory]:
     """Starts gateways that stop with the test."""
     with contextlib.ExitStack() as stack:
         yield GatewayFactory(tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayFactory]:
+    """As `new_gateway`, for all tests of a module."""
+    with contextlib.ExitStack() as stack:
+        yield GatewayFactory(tmp_path_factory.mktemp("gateways"), stack)
 
 
 @pytest.fixture(scope="session")
