@@ -22,15 +22,20 @@ from sixfold_runtime.prepare.weights import TensorEntry
 _AUTO_MODELS: dict[Task, Any] = {
     Task.GENERATION: transformers.AutoModelForCausalLM,
     Task.CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+    Task.TOKEN_CLASSIFICATION: transformers.AutoModelForTokenClassification,
 }
 _MEANING = {
     Task.GENERATION: "a causal language model (…ForCausalLM)",
     Task.CLASSIFICATION: "a sequence classifier (…ForSequenceClassification)",
+    Task.TOKEN_CLASSIFICATION: "a token classifier (…ForTokenClassification)",
 }
 
 
-def load_config(folder: Path, architecture: str, task: Task) -> Any:
+def load_config(folder: Path, architecture: str, task: Task, *, bare: bool = False) -> Any:
     """The transformers configuration of a folder whose config.json names `architecture`. No code of it runs.
+
+    Args:
+        bare: a trunk without a head (such as BertModel) will do for labels: task slices bring heads.
 
     Raises PreparationError: InvalidConfig, or WrongArchitecture if the architecture doesn't fit the task.
     """
@@ -40,7 +45,9 @@ def load_config(folder: Path, architecture: str, task: Task) -> Any:
         raise PreparationError(Reason.INVALID_CONFIG, f"{CONFIG} can't be used: {error}") from error
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config  # the comparison is with the full weights; a quantiser's library isn't asked
-    expected = _architectures(task, config)
+    expected = _architectures(_AUTO_MODELS[task], config)
+    if bare and task is not Task.GENERATION:
+        expected += _architectures(transformers.AutoModel, config)
     if architecture not in expected:
         raise PreparationError(
             Reason.WRONG_ARCHITECTURE,
@@ -50,9 +57,9 @@ def load_config(folder: Path, architecture: str, task: Task) -> Any:
     return config
 
 
-def _architectures(task: Task, config: Any) -> list[str]:
-    """Names of the classes that a model type has for a task."""
-    classes = _AUTO_MODELS[task]._model_mapping.get(type(config), ())
+def _architectures(auto: Any, config: Any) -> list[str]:
+    """Names of the classes that a model type has for one of transformers' purposes."""
+    classes = auto._model_mapping.get(type(config), ())
     return [cls.__name__ for cls in (classes if isinstance(classes, tuple | list) else (classes,))]
 
 
@@ -89,7 +96,7 @@ def _require_all(config: Any, task: Task, info: Mapping[str, Any]) -> None:
     architecture = config.architectures[0]
     for name, found, expected in sorted(info["mismatched_keys"]):
         found, expected = list(found), list(expected)
-        if task is Task.CLASSIFICATION and expected[0] == config.num_labels and found[1:] == expected[1:]:
+        if task is not Task.GENERATION and expected[0] == config.num_labels and found[1:] == expected[1:]:
             raise PreparationError(
                 Reason.LABEL_MISMATCH,
                 f"{CONFIG} has {config.num_labels} labels and the head {name} answers {found[0]}: correct id2label",

@@ -13,7 +13,16 @@ from typing import Any
 from sixfold_api.scalars import Task
 from sixfold_api.variant import ArtifactFacts
 from sixfold_runtime.prepare.failures import PreparationError, Reason
-from sixfold_runtime.prepare.files import ADAPTER, CONFIG, adapter_files, files_in, is_made, read_config, weight_files
+from sixfold_runtime.prepare.files import (
+    ADAPTER,
+    CONFIG,
+    SLICES,
+    adapter_files,
+    files_in,
+    is_made,
+    read_config,
+    weight_files,
+)
 from sixfold_runtime.prepare.layers import LinearShape, linear_shapes
 from sixfold_runtime.prepare.quantised import full_tensors, scheme_of
 from sixfold_runtime.prepare.tokenizer import TokenizerFacts, read_tokenizer, require_fit
@@ -42,12 +51,24 @@ class Verified:
 
 
 def verify(
-    folder: Path, root: Path, task: Task, expected_digests: Mapping[str, str], log: Callable[[str], None]
+    folder: Path,
+    root: Path,
+    task: Task,
+    expected_digests: Mapping[str, str],
+    log: Callable[[str], None],
+    *,
+    bare: bool = False,
 ) -> Verified:
     """Check the model in `folder` of a claim mounted at `root`.
 
-    What is cheap comes first: small files and headers, then the seconds of importing torch and transformers, at last
-    the weights' bytes. `expected_digests` are SHA-256 sums that a hub gave. Raises PreparationError.
+    What is cheap comes first: small files and headers, then the seconds of importing torch and transformers, then the
+    weights' bytes, at last whether task slices fit the weights.
+
+    Args:
+        expected_digests: SHA-256 sums that a hub gave.
+        bare: a trunk without a head will do: task slices bring heads.
+
+    Raises PreparationError.
     """
     names = files_in(folder, root)
     content = read_config(folder)
@@ -59,13 +80,18 @@ def verify(
     tokenizer = read_tokenizer(folder)
     from sixfold_runtime.prepare.architecture import instantiate, load_config
 
-    config = load_config(folder, architecture, task)
+    config = load_config(folder, architecture, task, bare=bare)
     model, unused = instantiate(config, tensors, task)
     require_fit(tokenizer, folder, model.get_input_embeddings().weight.shape[0], config)
     context_tokens = _context_tokens(config, model, tokenizer)
-    labels = _labels(config) if task is Task.CLASSIFICATION else []
+    has_head = task is not Task.GENERATION and not architecture.endswith("Model")
+    labels = _labels(config) if has_head else []
     files = _digests(folder, [*names, *adapter_files(folder, root)], weights, log)
     _require_digests(files, expected_digests)
+    if any(name.startswith(f"{SLICES}/") for name in files):
+        from sixfold_runtime.prepare import slices
+
+        slices.verify(folder)
     facts = ArtifactFacts(
         digest=_digest(files),
         size_bytes=sum(file.size_bytes for file in weights.values()),
