@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +16,7 @@ from sixfold_runtime.engine.classification import ClassificationRunner
 from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.drafts import load_alone
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.exit_heads import ExitHeads, load_exit_heads
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import TaskInfo
@@ -28,9 +28,6 @@ from sixfold_runtime.engine.trunk import Trunk
 from sixfold_runtime.engine.weight_loader import Facts, Place
 from sixfold_runtime.engine.weight_sets import WeightSets
 from sixfold_runtime.engine.work import CurrentConfig, Output, Runner, Wake
-
-if TYPE_CHECKING:
-    from sixfold_runtime.engine.exit_heads import ExitHeads
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +169,6 @@ class EngineModel:
 
     def _exits(self, loaded: LoadedModel, trunk: Trunk, folder: TrunkFolder) -> tuple[ExitHeads | None, str]:
         """The exit heads, or why there are none although there is a file: the model is served without them."""
-        from sixfold_runtime.engine.exit_heads import load_exit_heads
-
         try:
             return load_exit_heads(folder.path, trunk, folder.fingerprint, loaded.labels), ""
         except Exception as error:  # whatever a foreign file raises

@@ -50,8 +50,10 @@ class _Entry:
     state: State = State.ABSENT
     references: int = 0
     used_seconds: float = 0.0
+    is_awaited: bool = False
+    """Somebody asked for it and hasn't got it."""
     kept_until_seconds: float = 0.0
-    """It came because it was asked for, and whoever did has until then to take it."""
+    """It was awaited when it came, and whoever asked has until then to take it."""
     failure: str = ""
     failed_seconds: float = 0.0
 
@@ -109,7 +111,7 @@ class Residency:
 
     def reminder_seconds(self, now_seconds: float) -> float | None:
         """After how long a plan may look different though nothing happens; None: never."""
-        if not self._asked:
+        if self._is_settled:
             return None
         kept = [entry.kept_until_seconds - now_seconds for entry in self._entries.values() if self._is_idle(entry)]
         return min((seconds for seconds in kept if seconds > 0), default=None)
@@ -132,9 +134,10 @@ class Residency:
         entry = self._entries[name]
         if entry.state is State.RESIDENT and name not in self._leaving(now_seconds):
             entry.references += 1
-            entry.used_seconds, entry.kept_until_seconds = now_seconds, 0.0
+            entry.used_seconds, entry.kept_until_seconds, entry.is_awaited = now_seconds, 0.0, False
             self._asked.pop(name, None)
             return True
+        entry.is_awaited = True
         if entry.state is not State.LOADING:
             self._asked.setdefault(name, now_seconds)
             self._is_settled = False
@@ -157,13 +160,14 @@ class Residency:
             self._forget_unoffered()
             return False
         entry.state, entry.used_seconds = State.RESIDENT, now_seconds
-        entry.kept_until_seconds = now_seconds + PATIENCE_SECONDS
+        entry.kept_until_seconds = now_seconds + PATIENCE_SECONDS if entry.is_awaited else 0.0
         return True
 
     def failed(self, name: str, reason: str, now_seconds: float) -> None:
         """A load has failed, or there is nothing to load."""
         entry = self._entries[name]
-        entry.state, entry.failure, entry.failed_seconds = State.ABSENT, reason, now_seconds
+        entry.state, entry.is_awaited = State.ABSENT, False
+        entry.failure, entry.failed_seconds = reason, now_seconds
         self._asked.pop(name, None)
         self._is_settled = False
         self._forget_unoffered()
