@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import generate_latest
 from safetensors.torch import load_file, save_file
 
 from sixfold_api.generation import DraftLength, Overlap
@@ -27,6 +26,7 @@ from sixfold_api.runtime_config import (
 )
 from sixfold_api.scalars import FullWeights, Task
 from sixfold_runtime.config import default_config
+from sixfold_runtime.engine import slice_loader
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.engine import Engine
 from sixfold_runtime.engine.fingerprint import trunk_fingerprint
@@ -34,6 +34,7 @@ from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Sampling
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.slice_file import slice_path, write_slice
+from sixfold_runtime.engine.task_slice import TaskSlice
 from sixfold_runtime.settings import RuntimeSettings
 
 SECONDS = 60.0
@@ -150,10 +151,6 @@ class Sink:
     def wait_done(self, *ids: str) -> None:
         self.wait(lambda: self.dones.keys() >= set(ids))
 
-    def code(self, request_id: str) -> str:
-        failure = self.dones[request_id].failure
-        return failure.code if failure else ""
-
 
 @dataclass
 class Scene:
@@ -213,14 +210,15 @@ class Scene:
         assert self.sink.dones[request_id].failure is None, self.sink.dones[request_id]
         return self.sink.texts[request_id]
 
-    def series(self) -> str:
-        return generate_latest(self.metrics.registry).decode()
-
     def number(self, name: str, task: str, **labels: str) -> float:
         found = self.metrics.registry.get_sample_value(
-            name, {"namespace": "default", "policy": "", "variant": "chat", "task": task, **labels}
+            name, {**self.metrics.labels, "variant": "chat", "task": task, **labels}
         )
         return 0.0 if found is None else found
+
+    def code_of(self, request_id: str) -> str:
+        failure = self.sink.dones[request_id].failure
+        return failure.code if failure else ""
 
     @property
     def resident(self) -> set[str]:
@@ -337,3 +335,172 @@ class TestWhatIsComputed:
             assert scene.answer(f"long-{turn}") == expected(DELTAS, tokens=200)
         names = {model.weights.active for model in scene.engine.models.values() if model.weights}
         assert names == {"other"}
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Loads wait until it is set."""
+    opened, load = threading.Event(), slice_loader.load_slice
+
+    def when_open(*args: Any) -> TaskSlice:
+        assert opened.wait(SECONDS)
+        return load(*args)
+
+    monkeypatch.setattr(slice_loader, "load_slice", when_open)
+    return opened
+
+
+@pytest.fixture
+def damaged(models: Models, tmp_path: Path) -> ServedModel:
+    """The model with a slice that is cut off."""
+    folder = Path(shutil.copytree(models.chat.path, tmp_path / "damaged"))
+    path = slice_path(folder, TUNED)
+    path.write_bytes(path.read_bytes()[:2000])
+    return models.chat.model_copy(update={"path": str(folder)})
+
+
+NewScene = Callable[..., Scene]
+
+
+class TestComingAndGoing:
+    def test_who_waits_for_a_slice_holds_up_nobody(
+        self, new_scene: NewScene, expected: Callable[..., str], gate: threading.Event
+    ) -> None:
+        scene = new_scene()
+        scene.tasks(*ALL)
+        scene.start()
+        scene.submit("waits", TUNED)
+        scene.submit("goes")
+        assert scene.answer("goes") == expected("")
+        assert (scene.engine.running, scene.engine.waiting) == (0, 1)
+        assert not scene.engine.models["chat"].can_step, "nothing spins meanwhile"
+        gate.set()
+        assert scene.answer("waits") == expected(TUNED)
+        assert scene.number("sixfold_slice_requests_total", TUNED, result="miss") == 1
+        scene.submit("again", TUNED)
+        scene.answer("again")
+        assert scene.number("sixfold_slice_requests_total", TUNED, result="hit") == 1
+        assert scene.number("sixfold_slice_loads_total", TUNED, result="ok") == 1
+
+    def test_one_budget_for_tasks_in_turn(self, new_scene: NewScene, expected: Callable[..., str]) -> None:
+        """Only one of the two large ones fits beside the others' small ones: all are served, and none mid-answer."""
+        scene = new_scene()
+        scene.tasks(*ALL, cache=55_000)
+        scene.start()
+        for turn in range(4):
+            for task in PROMPTS:
+                scene.submit(f"{task}-{turn}", task, PROMPTS[task])
+        for turn in range(4):
+            for task in PROMPTS:
+                assert scene.answer(f"{task}-{turn}") == expected(task, PROMPTS[task])
+        scene.sink.wait(lambda: scene.engine.is_idle)
+        assert sum(scene.number("sixfold_slice_resident_bytes", task) for task in ALL) <= 55_000
+
+    def test_what_the_engine_refuses(self, new_scene: NewScene, damaged: ServedModel) -> None:
+        scene = new_scene(damaged)
+        scene.tasks(TUNED, DELTAS, "missing")
+        scene.start()
+        for request_id, task in (("unknown", "nope"), ("corrupt", TUNED), ("missing", "missing"), ("fine", DELTAS)):
+            scene.submit(request_id, task)
+        scene.answer("fine")
+        scene.sink.wait_done("unknown", "corrupt", "missing")
+        failures = {name: done.failure for name, done in scene.sink.dones.items() if done.failure}
+        assert {name: (f.status, f.code) for name, f in failures.items()} == {
+            "unknown": (404, "task_not_found"),
+            "corrupt": (503, "slice_unusable"),
+            "missing": (503, "slice_unusable"),
+        }
+        assert "it has tuned, deltas, missing" in failures["unknown"].message
+        assert "is damaged" in failures["corrupt"].message and "is missing" in failures["missing"].message
+        state = scene.engine.models["chat"].state
+        assert state.ready and set(state.slice_errors) == {TUNED, "missing"}
+        assert scene.engine.models["chat"].unsupported == {}, "the other task is served"
+
+    def test_a_load_that_fails_ends_those_who_wait_for_it(
+        self, new_scene: NewScene, models: Models, tmp_path: Path, gate: threading.Event, expected: Callable[..., str]
+    ) -> None:
+        folder = Path(shutil.copytree(models.chat.path, tmp_path / "copy"))
+        scene = new_scene(models.chat.model_copy(update={"path": str(folder)}))
+        scene.tasks(*ALL)
+        scene.start()
+        for request_id in "abc":
+            scene.submit(request_id, TUNED)
+        scene.submit("d", DELTAS)
+        slice_path(folder, TUNED).unlink()
+        gate.set()
+        scene.sink.wait_done(*"abc")
+        assert [scene.code_of(request_id) for request_id in "abc"] == ["slice_unusable"] * 3
+        assert scene.answer("d") == expected(DELTAS)
+        scene.sink.wait(lambda: scene.engine.is_idle)
+
+    def test_a_task_is_dropped_while_requests_run_with_it(
+        self, new_scene: NewScene, expected: Callable[..., str]
+    ) -> None:
+        scene = new_scene()
+        scene.tasks(TUNED, DELTAS)
+        scene.start()
+        scene.submit("runs", TUNED, sampling={"max_tokens": 200})
+        scene.sink.wait(lambda: scene.sink.tokens.get("runs", 0) > 2)
+        scene.tasks(DELTAS)
+        scene.wait_told()
+        scene.submit("late", TUNED)
+        scene.sink.wait_done("late")
+        assert scene.code_of("late") == "task_not_found"
+        assert scene.answer("runs") == expected(TUNED, tokens=200)
+        scene.sink.wait(lambda: scene.engine.is_idle)
+        assert [task.name for task in scene.engine.models["chat"].tasks] == [DELTAS]
+        assert scene.number("sixfold_slice_residency_seconds_count", TUNED) == 1, "it went with its last request"
+
+    def test_cancelled_requests_hold_nothing(self, new_scene: NewScene, gate: threading.Event) -> None:
+        """One waits for its slice, one runs: both give it back."""
+        scene = new_scene()
+        scene.tasks(TUNED, ADAPTERS)
+        scene.start()
+        scene.submit("waits", TUNED)
+        scene.engine.cancel(scene.sink, ["waits"])
+        gate.set()
+        scene.submit("runs", TUNED, sampling={"max_tokens": 200})
+        scene.sink.wait(lambda: scene.sink.tokens.get("runs", 0) > 2)
+        scene.engine.cancel(scene.sink, ["runs"])
+        scene.sink.wait(lambda: scene.engine.is_idle)
+        scene.tasks(ADAPTERS)
+        scene.wait_told()
+        assert scene.resident == set()
+        assert "waits" not in scene.sink.dones and "runs" not in scene.sink.dones
+
+    def test_an_engine_that_is_loading_a_slice_stops(self, new_scene: NewScene, gate: threading.Event) -> None:
+        scene = new_scene()
+        scene.tasks(TUNED)
+        scene.start()
+        scene.submit("waits", TUNED)
+        scene.submit("goes")
+        scene.answer("goes")
+        scene.engine.stop()
+        assert not scene.engine.is_alive
+        assert scene.code_of("waits") == "engine_stopped"
+        gate.set()
+
+    def test_two_engines_share_the_files(self, new_scene: NewScene, expected: Callable[..., str]) -> None:
+        scenes = [new_scene(), new_scene()]
+        for scene in scenes:
+            scene.tasks(*ALL, cache=55_000)
+            scene.start()
+        for scene in scenes:
+            for task in ALL:
+                scene.submit(task, task)
+        for scene in scenes:
+            assert [scene.answer(task) for task in ALL] == [expected(task) for task in ALL]
+
+    def test_a_model_that_transformers_computes_has_no_tasks_and_says_so(
+        self, new_scene: NewScene, new_decoder: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        scene = new_scene(ServedModel(name="chat", task=Task.GENERATION, path=str(new_decoder(tmp_path, "Mistral"))))
+        scene.tasks(TUNED)
+        scene.start()
+        scene.submit("task", TUNED)
+        scene.submit("plain")
+        scene.answer("plain")
+        scene.sink.wait_done("task")
+        failure = scene.sink.dones["task"].failure
+        assert failure is not None and (failure.status, failure.code) == (400, "tasks_unsupported")
+        assert "transformers computes this model" in scene.engine.models["chat"].unsupported[Mode.SUBGRAPHS]
