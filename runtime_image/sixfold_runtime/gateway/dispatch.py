@@ -126,10 +126,10 @@ class Dispatcher:
         )
 
     def _none_ready(self, call: Call) -> ApiError:
-        if any(self._pool.is_ready(m) for m in self._pool.models if self._pool.matches(m, call.name, call.task)):
-            return unavailable(
-                f"no engine offers the task '{call.slice}' so far; try again in a moment", "task_not_ready"
-            )
+        matching = [model for model in self._pool.models if self._pool.matches(model, call.name, call.task)]
+        if call.slice and any(self._pool.is_ready(model) for model in matching):
+            message = f"no engine offers the task '{call.slice}' so far; try again in a moment"
+            return unavailable(message, "task_not_ready")
         if any(model.failed for model in self._pool.missing if self._pool.matches(model, call.name, call.task)):
             return unavailable("the model can't be loaded; the engine's log says why", "model_not_ready", 10.0)
         return unavailable("no engine is ready; try again in a moment", "no_engine_ready")
