@@ -26,6 +26,7 @@ FIELDS = [
     *("model", "messages", "prompt", "input", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"),
     *("stop", "stream", "stream_options", "n", "tools", "logprobs", "response_format", "top_k", "user", "unknown"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "top_logprobs", "speculative"),
+    *("task", "early_exit"),
 ]
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
 MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), JSON), max_size=3)
@@ -54,7 +55,9 @@ def test_any_json_is_a_request_or_a_400(fields: dict[str, Any], messages: list[A
     except ApiError as error:
         assert refused_politely(error)
     try:
-        assert all(ClassifyBody.parse(body).inputs())
+        classify = ClassifyBody.parse(body)
+        assert all(classify.inputs())
+        assert classify.task != ""
     except ApiError as error:
         assert refused_politely(error)
 
@@ -112,6 +115,9 @@ def test_log_probabilities_are_asked_for_in_each_endpoints_words() -> None:
         (completion, {"top_k": -2}, "top_k"),
         (completion, {"top_k": 1.5}, "top_k"),
         (chat, {"speculative": "no"}, "speculative"),
+        (chat, {"task": ""}, "task"),
+        (completion, {"task": 1}, "task"),
+        (completion, {"task": "x" * 257}, "task"),
     ],
 )
 def test_settings_out_of_range(parse: Callable[..., Any], fields: dict[str, Any], param: str) -> None:
@@ -129,6 +135,9 @@ def test_the_document_has_every_setting() -> None:
         assert names <= properties.keys()
         assert all(properties[name]["description"] for name in names)
         assert logprobs in {option["type"] for option in properties["logprobs"]["anyOf"]}
+        assert "X-Task" in properties["task"]["description"]
+    answer = schemas["ClassifyAnswer"]["properties"]["data"]["items"]
+    assert schemas[answer["$ref"].rpartition("/")[2]]["properties"]["exited"]["description"]
 
 
 @given(st.integers(0, 200), st.integers(1, 150), st.none() | st.integers(1, 10**9), st.none() | st.just(16))
