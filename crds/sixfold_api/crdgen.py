@@ -19,6 +19,7 @@ from sixfold_api.scalars import OUR_NAME_PATTERN
 
 Schema = dict[str, Any]
 _DROPPED = {"title", "discriminator", "additionalProperties"}
+_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _NAME_RULE = {
     "rule": f"self.metadata.name.matches('{OUR_NAME_PATTERN}')",
     "message": "metadata.name must have at most 40 characters: lower-case letters, digits and dashes, a letter first",
@@ -141,7 +142,7 @@ def to_yaml(document: Any, indent: int = 0) -> str:
     """YAML with JSON scalars. Enough for CRDs, and the package needs no YAML library."""
     pad = "  " * indent
     if isinstance(document, dict) and document:
-        return "".join(f"{pad}{key}:{_nested(value, indent)}" for key, value in document.items())
+        return "".join(f"{pad}{_key(key)}:{_nested(value, indent)}" for key, value in document.items())
     if isinstance(document, list) and document:
         lines = []
         for item in document:
@@ -149,6 +150,11 @@ def to_yaml(document: Any, indent: int = 0) -> str:
             lines.append(f"{pad}- {text.lstrip()}")
         return "".join(lines)
     return f"{pad}{json.dumps(document, ensure_ascii=False)}\n"
+
+
+def _key(key: str) -> str:
+    """A property may have a name that YAML takes for something else."""
+    return json.dumps(key) if key.lower() in _YAML_WORDS else key
 
 
 def _nested(value: Any, indent: int) -> str:

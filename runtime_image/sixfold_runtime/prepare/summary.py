@@ -10,18 +10,29 @@ MAX_BYTES = 4096
 
 
 def encode(summary: PreparationSummary) -> bytes:
-    """JSON of at most 4,096 bytes that parses back: labels are cut from their end, a message too."""
+    """JSON of at most 4,096 bytes that parses back: labels are cut from their end, then a message, then slices. The
+    report beside the weights has all of them."""
     text = _json(summary)
     while len(text) > MAX_BYTES:
-        excess = len(text) - MAX_BYTES
-        if summary.facts is not None and summary.facts.labels:
-            labels = summary.facts.labels[: -max(1, excess // 256)]
-            summary = summary.model_copy(update={"facts": summary.facts.model_copy(update={"labels": labels})})
-        elif summary.failure is not None and summary.failure.message:
-            message = summary.failure.message[: -max(2, excess // 8)] + "…"
-            summary = summary.model_copy(update={"failure": summary.failure.model_copy(update={"message": message})})
-        text = _json(summary)
+        shorter = _shorter(summary, len(text) - MAX_BYTES)
+        if shorter is None:
+            break
+        summary, text = shorter, _json(shorter)
     return text
+
+
+def _shorter(summary: PreparationSummary, excess_bytes: int) -> PreparationSummary | None:
+    """One cut; None if nothing is left to cut."""
+    facts, failure = summary.facts, summary.failure
+    if facts is not None and facts.labels:
+        labels = facts.labels[: -max(1, excess_bytes // 256)]
+        return summary.model_copy(update={"facts": facts.model_copy(update={"labels": labels})})
+    if failure is not None and len(failure.message) > 1:
+        message = failure.message[: -max(2, excess_bytes // 8)] + "…"
+        return summary.model_copy(update={"failure": failure.model_copy(update={"message": message})})
+    if summary.slices:
+        return summary.model_copy(update={"slices": summary.slices[:-1]})
+    return None
 
 
 def _json(summary: PreparationSummary) -> bytes:

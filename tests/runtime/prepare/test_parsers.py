@@ -5,6 +5,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sixfold_api.exit_heads import ExitChoice, ExitReport
+from sixfold_api.scalars import Task
+from sixfold_api.subgraphs import SliceReport
 from sixfold_api.variant import ArtifactFacts, PreparationFailure, PreparationSummary
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.summary import encode
@@ -79,6 +82,45 @@ def test_facts_fit_and_come_back(facts):
     assert back is not None
     assert back.labels == facts.labels[: len(back.labels)]
     assert back.model_copy(update={"labels": facts.labels}) == facts
+
+
+CHOICES = st.integers(0, 64).map(
+    lambda exits: ExitChoice(
+        depths=list(range(192, 192 + exits)),
+        thresholds=["0.123456"] * exits,
+        exit_rate="0.123456",
+        mean_layers="123.123456",
+        disagreement="0.123456",
+        disagreement_bound="0.123456",
+    )
+)
+EXITS = st.tuples(CHOICES, CHOICES).map(
+    lambda choices: ExitReport(
+        layers=256,
+        calibrated=choices[0],
+        quantile=choices[1],
+        samples=2**31,
+        mean_layers="123.123456",
+        disagreement="0.123456",
+        accuracy="0.123456",
+        full_accuracy="0.123456",
+        calibration_error="0.123456",
+    )
+)
+SLICES = st.integers(0, 32).map(
+    lambda count: [SliceReport(name="a" * 40, task=Task.TOKEN_CLASSIFICATION, size_bytes=2**40)] * count
+)
+
+
+@given(FACTS, EXITS, SLICES)
+@settings(max_examples=60, deadline=None)
+def test_exits_and_slices_fit_and_come_back(facts, exits, slices):
+    text = encode(PreparationSummary(facts=facts, exits=exits, slices=slices))
+    assert len(text) <= 4096
+    back = PreparationSummary.model_validate_json(text)
+    assert back.exits == exits
+    assert back.slices == slices[: len(back.slices)]
+    assert back.slices == slices or back.facts.labels == [], "labels are the first to go"
 
 
 @given(FAILURES | st.just(PreparationFailure(reason="Unexpected", message="\U0001f600" * 1024)))
