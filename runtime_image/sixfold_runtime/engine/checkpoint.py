@@ -90,6 +90,25 @@ class TensorStore:
         )
 
 
+def require_tensors(store: TensorStore, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ModelLoadError where the weight files don't fill the model. GPTQ modules check themselves."""
+    missing, mismatched = [], []
+    for name, size in expected.items():
+        if store.has(f"{name.removesuffix('.weight').removesuffix('.bias')}.qweight"):
+            continue
+        if not store.has(name):
+            missing.append(name)
+        elif store.shape(name) != size:
+            mismatched.append(name)
+    if missing or mismatched:
+        kinds = (("missing", missing), ("mismatched", mismatched))
+        problems = ", ".join(f"{len(names)} {kind} keys" for kind, names in kinds if names)
+        raise ModelLoadError(
+            f"{store.folder}: the weights don't fill the model ({problems}, such as {min(missing + mismatched)}): "
+            "they belong to another model or are incomplete"
+        )
+
+
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """`quantization_config` of a config.json, None where the weights are plain."""
     quantization = config.get("quantization_config")

@@ -83,6 +83,8 @@ class Decoder:
         blocks: the layers' weights.
         layers: how many.
         width: of hidden states.
+        vocabulary: embeddings.
+        norm: the last normalisation.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class Decoder:
         self._workspaces: dict[int, _Workspace] = {}
         self.linears: dict[tuple[str, ...], Linear] = {}
         self.embeddings = self._tensor("model.embed_tokens.weight")
-        self.layers, self.width = shape.layers, shape.hidden
+        self.layers, self.width, self.vocabulary = shape.layers, shape.hidden, shape.vocabulary
         self.blocks = [self._layer(f"model.layers.{index}") for index in range(shape.layers)]
-        self._norm = RMSNorm(self._tensor("model.norm.weight"), shape.eps)
-        self._head: Linear = DenseLinear(self.embeddings, shared=True) if shape.tied else self._linear("", "lm_head")
-        self._rotary = Rotary(config, shape.head_dim, device)
+        self.norm = RMSNorm(self._tensor("model.norm.weight"), shape.eps)
+        self._head = self._output_projection()
+        self.rotary = Rotary(config, shape.head_dim, device)
         scales = torch.full((shape.group + 1, 1), shape.head_dim**-0.5)
         scales[-1] = 1
         self._scales = scales.to(device)
@@ -113,7 +115,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        parts: list[Linear | RMSNorm] = [self._norm, self._head]
+        parts: list[Linear | RMSNorm] = [self.norm] if self._head is None else [self.norm, self._head]
         parts += [part for layer in self.blocks for part in vars(layer).values() if part is not None]
         return self.embeddings.nbytes + sum(part.weight_bytes for part in parts)
 
@@ -134,7 +136,7 @@ class Decoder:
             [tokens, hidden], before the last normalisation.
         """
         shape = self.shape
-        x = self._embedded(tokens)
+        x = self.embedded(tokens)
         turns = self._turns(spans)
         # Queries are scaled here, so that attention needn't.
         turns = (turns[:, None] * self._scales)[:, None]
@@ -143,15 +145,10 @@ class Decoder:
         attention = StepAttention(
             spans, shape.windows, work.heads, work.attended.view(len(tokens), shape.kv_heads, shape.group, -1)
         )
-        pairs = _as_complex(turned) if self.dtype == torch.float32 else None
+        pairs = as_pairs(turned)
         for index, layer in enumerate(self.blocks):
             layer.qkv.write(layer.attention_norm(x), work.qkv)
-            if layer.head_norm is not None:
-                turned.copy_(layer.head_norm(turned))
-            if pairs is not None:
-                pairs.mul_(turns)
-            else:
-                turned.copy_(torch.view_as_real(_as_complex(turned.float()) * turns).flatten(-2))
+            turn(turned, pairs, layer.head_norm, turns)
             attention(index)
             layer.output.add_to(x, work.attended)
             normed = layer.mlp_norm(x)
@@ -162,7 +159,7 @@ class Decoder:
             layer.down.add_to(x, functional.silu(work.gate, inplace=True).mul_(work.up))
         return x
 
-    def _embedded(self, tokens: list[int]) -> torch.Tensor:
+    def embedded(self, tokens: list[int]) -> torch.Tensor:
         """[tokens, hidden], to be written to."""
         if len(tokens) == 1:  # making an index and looking it up takes a draft a tenth of its step
             return self.embeddings[tokens[0] : tokens[0] + 1].clone()
@@ -174,13 +171,14 @@ class Decoder:
             (start, start + count) for span in spans for start, count in zip(span.starts, span.counts, strict=True)
         ]
         if len(ranges) == 1:
-            return self._rotary.between(*ranges[0])
+            return self.rotary.between(*ranges[0])
         positions = [position for start, end in ranges for position in range(start, end)]
-        return self._rotary.at(torch.tensor(positions, device=self.device), max(positions) + 1)
+        return self.rotary.at(torch.tensor(positions, device=self.device), max(positions) + 1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> float32 [n, vocabulary]"""
-        return self._head(self._norm(hidden)).float()
+        """[n, hidden] -> float32 [n, vocabulary], of a model that generates."""
+        assert self._head is not None
+        return self._head(self.norm(hidden)).float()
 
     def mlp_modules(self, index: int) -> tuple[Modules, Modules]:
         """The modules in the feed-forward part of a layer, as they are computed: those of one tuple can only be
@@ -222,6 +220,11 @@ class Decoder:
     def _buffer(self, *size: int) -> torch.Tensor:
         return torch.empty(*size, dtype=self.dtype, device=self.device)
 
+    def _output_projection(self) -> Linear | None:
+        if not self.shape.generates:
+            return None
+        return DenseLinear(self.embeddings, shared=True) if self.shape.tied else self._linear("", "lm_head")
+
     def _layer(self, name: str) -> DecoderLayer:
         shape = self.shape
         return DecoderLayer(
@@ -248,6 +251,27 @@ class Decoder:
     def _tensor(self, name: str) -> torch.Tensor:
         # Copied: the file may be replaced while the model is served.
         return self._store.get(name).to(self.device, self.dtype, copy=True)
+
+
+def as_pairs(heads: torch.Tensor) -> torch.Tensor | None:
+    """A complex view [..., head_dim / 2] of float32 [..., head_dim]; None of half types, which have none."""
+    return _as_complex(heads) if heads.dtype == torch.float32 else None
+
+
+def turn(heads: torch.Tensor, pairs: torch.Tensor | None, head_norm: RMSNorm | None, turns: torch.Tensor) -> None:
+    """Normalise queries and keys where the model does so, and turn them by their positions, in place.
+
+    Args:
+        heads: [tokens, kv_heads, group + 1, head_dim].
+        pairs: their complex view, where they have one.
+        turns: complex factors that broadcast to the pairs.
+    """
+    if head_norm is not None:
+        heads.copy_(head_norm(heads))
+    if pairs is not None:
+        pairs.mul_(turns)
+    else:
+        heads.copy_(torch.view_as_real(_as_complex(heads.float()) * turns).flatten(-2))
 
 
 def _as_complex(heads: torch.Tensor) -> torch.Tensor:

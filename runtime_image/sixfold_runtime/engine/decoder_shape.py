@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sixfold_runtime.engine.checkpoint import TensorStore
-from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.checkpoint import TensorStore, require_tensors
 from sixfold_runtime.engine.rotary import STATIC_KINDS
 
-_ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+_FAMILIES = {"Llama": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3"}
+_ENDS = {"ForCausalLM": True, "ForSequenceClassification": False, "ForTokenClassification": False}
+"""Of the names of architectures: whether they generate."""
+_ARCHITECTURES = {
+    f"{family}{end}": (kind, generates) for family, kind in _FAMILIES.items() for end, generates in _ENDS.items()
+}
 _SLIDING = "sliding_attention"
 
 
@@ -33,6 +37,8 @@ class DecoderShape:
     """Projections that have a bias."""
     tied: bool
     """Whether the output projection is the embedding."""
+    generates: bool = True
+    """Whether there is an output projection; classifiers have a head of their own instead."""
 
     @property
     def group(self) -> int:
@@ -47,7 +53,8 @@ def decoder_shape(config: Any, architectures: list[str]) -> DecoderShape | None:
         config: transformers' configuration of the model.
         architectures: of its config.json.
     """
-    kind = next((_ARCHITECTURES[name] for name in architectures if name in _ARCHITECTURES), None)
+    known = (_ARCHITECTURES[name] for name in architectures if name in _ARCHITECTURES)
+    kind, generates = next(known, (None, False))
     rope = getattr(config, "rope_parameters", None) or {}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads if kind else 0
     if (
@@ -77,6 +84,7 @@ def decoder_shape(config: Any, architectures: list[str]) -> DecoderShape | None:
         norms_heads=kind == "qwen3",
         biased=frozenset(attention_bias | mlp_bias),
         tied=config.tie_word_embeddings,
+        generates=generates,
     )
 
 
@@ -99,23 +107,9 @@ def expected_tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
         layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     expected = {f"model.layers.{index}.{name}": size for index in range(shape.layers) for name, size in layer.items()}
     expected |= {"model.embed_tokens.weight": (shape.vocabulary, hidden), "model.norm.weight": (hidden,)}
-    return expected if shape.tied else {**expected, "lm_head.weight": (shape.vocabulary, hidden)}
+    return expected if shape.tied or not shape.generates else {**expected, "lm_head.weight": (shape.vocabulary, hidden)}
 
 
 def check_tensors(shape: DecoderShape, store: TensorStore) -> None:
-    """Raises ModelLoadError where the weight files don't fill the model. Quantised modules check themselves."""
-    missing, mismatched = [], []
-    for name, size in expected_tensors(shape).items():
-        if store.has(f"{name.removesuffix('.weight').removesuffix('.bias')}.qweight"):
-            continue
-        if not store.has(name):
-            missing.append(name)
-        elif store.shape(name) != size:
-            mismatched.append(name)
-    if missing or mismatched:
-        kinds = (("missing", missing), ("mismatched", mismatched))
-        problems = ", ".join(f"{len(names)} {kind} keys" for kind, names in kinds if names)
-        raise ModelLoadError(
-            f"{store.folder}: the weights don't fill the model ({problems}, such as {min(missing + mismatched)}): "
-            "they belong to another model or are incomplete"
-        )
+    """Raises ModelLoadError where the weight files don't fill the model."""
+    require_tensors(store, expected_tensors(shape))

@@ -13,11 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from sixfold_runtime.engine.checkpoint import TensorStore
-from sixfold_runtime.engine.decoder import Decoder
 from sixfold_runtime.engine.linear import DenseLinear, Linear
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,24 @@ class KernelCheck:
         return not self.problem
 
 
-def check_decoder(decoder: Decoder, store: TensorStore) -> KernelCheck:
-    """Check a decoder that was loaded from `store`, and log the verdict. It is measured against what the engine
-    computes full weights in: fp32 on a CPU, else the decoder's own type."""
-    full_dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
-    found = check_kernels(decoder.linears, store, decoder.dtype, full_dtype, decoder.device)
+class Loaded(Protocol):
+    """A decoder or encoder.
+
+    Attributes:
+        linears: by the names of the modules that each computes.
+        dtype: of activations.
+    """
+
+    linears: dict[tuple[str, ...], Linear]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def check_loaded(model: Loaded, store: TensorStore) -> KernelCheck:
+    """Check a model that was loaded from `store`, and log the verdict. It is measured against what the engine computes
+    full weights in: fp32 on a CPU, else the model's own type."""
+    full_dtype = torch.float32 if model.device.type == "cpu" else model.dtype
+    found = check_kernels(model.linears, store, model.dtype, full_dtype, model.device)
     if found.problem:
         log.warning("%s: quantised in name only: %s", store.folder, found.problem)
     else:
@@ -81,12 +94,12 @@ def check_kernels(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> KernelCheck:
-    """Check a loaded decoder.
+    """Check loaded linears.
 
     Args:
         linears: by the names of the modules that each computes.
         store: of the checkpoint that they were built from.
-        dtype: of the decoder's activations.
+        dtype: of activations.
         full_dtype: that the engine would compute in without quantisation.
     """
     kernels = Counter(linear.kernel for linear in linears.values())

@@ -1,6 +1,6 @@
 """Loads a model folder: safetensors only, local files only, with an error that says what is wrong and where.
 
-A generating model whose decoder the engine has itself is read straight from the files; every other one becomes a
+A decoder or encoder that the engine computes itself is read straight from the files; every other model becomes a
 transformers module.
 
 The compute type follows one rule, without a setting. On CUDA it is the checkpoint's own. On a CPU it is fp32 where
@@ -11,9 +11,7 @@ casting a whole model would round the rotary frequencies, which shifts every lat
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,19 +24,24 @@ from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.checkpoint import TensorStore, Weights, quantization_of
 from sixfold_runtime.engine.decoder import Decoder
-from sixfold_runtime.engine.decoder_shape import decoder_shape
+from sixfold_runtime.engine.decoder_trunk import DecoderTrunk
 from sixfold_runtime.engine.device import available_memory_bytes
+from sixfold_runtime.engine.encoder import Encoder
+from sixfold_runtime.engine.encoder_shape import BARE_ARCHITECTURES
 from sixfold_runtime.engine.errors import ModelLoadError
-from sixfold_runtime.engine.kernel_check import check_decoder
 from sixfold_runtime.engine.lora import ADAPTER_FOLDER, open_store
-from sixfold_runtime.engine.quantized_module import module_weight_bytes, plain_state, put_in
+from sixfold_runtime.engine.own_models import own_model, readable
+from sixfold_runtime.engine.quantized_module import module_weight_bytes
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer, load_tokenizer, read_json
+from sixfold_runtime.engine.transformers_models import configuration, load_module, position_offset
+from sixfold_runtime.engine.trunk import Trunk
 
 log = logging.getLogger(__name__)
 
 _ARCHITECTURES = {
     Task.GENERATION: ("ForCausalLM", "LMHeadModel"),
     Task.CLASSIFICATION: ("ForSequenceClassification",),
+    Task.TOKEN_CLASSIFICATION: ("ForTokenClassification",),
 }
 
 
@@ -56,14 +59,16 @@ class LoadedModel:
     weight_bytes: int
     load_seconds: float
     decoder: Decoder | None = None
-    """The engine's own, where it has one for the model."""
+    """The engine's own, where it has one for a model that generates."""
+    trunk: Trunk | None = None
+    """The engine's own, where it has one for a classifier."""
     module: Any = None
-    """Else the transformers module, in eval mode, on `device`."""
+    """Where it has none, the transformers module, in eval mode, on `device`."""
     eos_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     """`stop_strings` of generation_config.json."""
     labels: tuple[str, ...] = ()
-    """Of a classifier, by class index."""
+    """Of a classifier's own head, by class index; none of a bare trunk."""
 
 
 def load(served: ServedModel, device: torch.device) -> LoadedModel:
@@ -83,24 +88,15 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
     tokenizer = load_tokenizer(folder)
     quantization = quantization_of(config)
     dtype = compute_dtype(store.weights, device, available_memory_bytes(device), quantization)
-    settings = _configuration(folder)
-    shape = decoder_shape(settings, config.get("architectures") or []) if served.task == Task.GENERATION else None
-    decoder, module = None, None
-    if shape is not None and own_quantization(quantization):
-        decoder = Decoder(shape, settings, store, quantization, dtype, device)
-        if quantization is not None:
-            check_decoder(decoder, store)
-        vocabulary, weight_bytes = len(decoder.embeddings), decoder.weight_bytes
-    else:
-        if (folder / ADAPTER_FOLDER).is_dir():
-            raise ModelLoadError(f"{folder}: adapters are served on Llama, Qwen2 and Qwen3 decoders only")
-        own = quantization if own_quantization(quantization) else None
-        module = _load_module(folder, served.task, dtype, store if own else None).to(device)
-        if own is not None:
-            put_in(module, store, own, dtype, device)
-        settings = module.config
-        vocabulary = module.get_input_embeddings().weight.shape[0]
+    settings = configuration(folder)
+    labels = () if served.task == Task.GENERATION or is_bare(config) else _labels(settings, folder)
+    own = own_model(config, settings, store, served.task, labels, dtype, device)
+    if own is None:
+        module = _module(config, store, served.task, dtype, device)
+        settings, vocabulary = module.config, module.get_input_embeddings().weight.shape[0]
         weight_bytes = module_weight_bytes(module)
+    else:
+        module, vocabulary, weight_bytes = None, own.vocabulary, own.weight_bytes
     if tokenizer.max_token_id >= vocabulary:
         raise ModelLoadError(
             f"{folder}: the tokenizer has ids up to {tokenizer.max_token_id}, but the model only {vocabulary} "
@@ -110,17 +106,18 @@ def load(served: ServedModel, device: torch.device) -> LoadedModel:
     model = LoadedModel(
         served=served,
         tokenizer=tokenizer,
-        context_tokens=_context_tokens(settings, module, served.task, tokenizer, folder),
+        context_tokens=_context_tokens(settings, own or module, served.task, tokenizer, folder),
         vocabulary_tokens=vocabulary,
         device=device,
         dtype=dtype,
         weight_bytes=weight_bytes,
         load_seconds=time.monotonic() - started,
-        decoder=decoder,
+        decoder=own if isinstance(own, Decoder) else None,
+        trunk=None if isinstance(own, Decoder) else own,
         module=module,
         eos_ids=_ids(config.get("eos_token_id") if (eos := generation.get("eos_token_id")) is None else eos),
         stop_strings=_strings(generation.get("stop_strings")),
-        labels=_labels(settings, folder) if served.task == Task.CLASSIFICATION else (),
+        labels=labels,
     )
     log.info(
         "model %s loaded in %.1f s: %.1f MB of weights, %s on %s, context of %d tokens",
@@ -145,11 +142,17 @@ def check_architecture(config: dict[str, Any], task: Task, folder: Path) -> None
     if "model_type" not in config:
         raise ModelLoadError(f"{folder / 'config.json'} has no model_type: it is no transformers model")
     architectures = config.get("architectures") or []
-    if not any(name.endswith(_ARCHITECTURES[task]) for name in architectures):
+    bare = task != Task.GENERATION and is_bare(config)
+    if not bare and not any(name.endswith(_ARCHITECTURES[task]) for name in architectures):
         raise ModelLoadError(
             f"{folder}: task {task} needs a model such as Llama{_ARCHITECTURES[task][0]}, but config.json says "
             f"architectures: {', '.join(architectures) or 'none'}"
         )
+
+
+def is_bare(config: dict[str, Any]) -> bool:
+    """Whether a config.json is of an encoder without a head: task slices bring theirs."""
+    return any(name in BARE_ARCHITECTURES for name in config.get("architectures") or [])
 
 
 def compute_dtype(
@@ -163,91 +166,34 @@ def compute_dtype(
     return weights.dtype
 
 
-def own_quantization(quantization: dict[str, Any] | None) -> bool:
-    """Whether the engine's own linears can read the weights; transformers may know others."""
-    return quantization is None or quantization.get("quant_method") in ("gptq", "sixfold-int8")
-
-
-def _transformers() -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # Imported here: it takes seconds, in which the server already answers /healthz. Its types are partial.
-    transformers: Any = importlib.import_module("transformers")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-def _configuration(folder: Path) -> Any:
-    """transformers' configuration, with its defaults filled in."""
-    try:
-        return _transformers().AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # foreign code on foreign input: it raises anything
-        raise ModelLoadError(f"{folder}: transformers can't load it: {_first_line(error)}") from error
-
-
-def _load_module(folder: Path, task: Task, dtype: torch.dtype, quantised: TensorStore | None) -> Any:
-    """With `quantised`, its full-precision tensors only: the others are put in afterwards."""
-    transformers = _transformers()
-    auto = (
-        transformers.AutoModelForCausalLM
-        if task == Task.GENERATION
-        else transformers.AutoModelForSequenceClassification
-    )
-    source: Path | None = folder
-    given: dict[str, Any] = {}
-    if quantised is not None:
-        config = _configuration(folder)
-        del config.quantization_config  # transformers' own quantisers are not asked
-        auto = auto._model_mapping[type(config)]
-        source, given = None, {"config": config, "state_dict": plain_state(quantised, dtype)}
-    try:
-        module, info = auto.from_pretrained(
-            source,
-            **given,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
-    except Exception as error:  # foreign code on foreign input: it raises anything
-        raise ModelLoadError(f"{folder}: transformers can't load it: {_first_line(error)}") from error
-    problems = [
-        f"{len(info[kind])} {kind.replace('_', ' ')}" for kind in ("missing_keys", "mismatched_keys") if info[kind]
-    ]
-    if problems:
-        names = sorted(str(key) for kind in ("missing_keys", "mismatched_keys") for key in info[kind])
+def _module(config: dict[str, Any], store: TensorStore, task: Task, dtype: torch.dtype, device: torch.device) -> Any:
+    folder, quantization = store.folder, quantization_of(config)
+    if is_bare(config):
         raise ModelLoadError(
-            f"{folder}: the weights don't fill the model ({', '.join(problems)}, such as {names[0]}): "
-            "they belong to another model or are incomplete"
+            f"{folder}: {config['architectures'][0]} with this config.json is no model that the engine computes itself: "
+            "without a head it can't be served"
         )
-    return module.eval().requires_grad_(False)
+    if (folder / ADAPTER_FOLDER).is_dir():
+        raise ModelLoadError(f"{folder}: adapters are served on models that the engine computes itself only")
+    return load_module(store, task, quantization if readable(quantization) else None, dtype, device)
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _context_tokens(settings: Any, module: Any, task: Task, tokenizer: LoadedTokenizer, folder: Path) -> int:
+def _context_tokens(settings: Any, model: Any, task: Task, tokenizer: LoadedTokenizer, folder: Path) -> int:
     config = settings.get_text_config()
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")]
     context = next((int(limit) for limit in limits if limit), None)
-    if task == Task.CLASSIFICATION and context is not None:
-        context -= _position_offset(module)
-    if tokenizer.model_max_tokens is not None and (context is None or task == Task.CLASSIFICATION):
-        context = min(context or tokenizer.model_max_tokens, tokenizer.model_max_tokens)
+    if task != Task.GENERATION:
+        if isinstance(model, Encoder):
+            context = model.max_tokens
+        elif context is not None and not isinstance(model, DecoderTrunk):
+            context -= position_offset(model)
+        if (limit := tokenizer.model_max_tokens) is not None:
+            context = min(context or limit, limit)
+    elif context is None:
+        context = tokenizer.model_max_tokens
     if context is None:
         raise ModelLoadError(f"{folder / 'config.json'} has no max_position_embeddings: the context length is unknown")
     return context
-
-
-def _position_offset(module: Any) -> int:
-    """RoBERTa and its kin count positions from padding_idx + 1, so that many embeddings are no positions."""
-    for name, child in module.named_modules():
-        if name.endswith("position_embeddings") and getattr(child, "padding_idx", None) is not None:
-            return int(child.padding_idx) + 1
-    return 0
 
 
 def _ids(value: int | Iterable[int] | None) -> frozenset[int]:

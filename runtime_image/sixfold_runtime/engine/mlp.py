@@ -36,6 +36,9 @@ class Mlp(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, width] -> [n, width], the caller's to overwrite; x stays as it is."""
 
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """total += self(x), in place; x may be `total`."""
+
 
 class Adapter(Protocol):
     """A(z) = z + up(gelu(down(z))) behind an Mlp (Houlsby et al., arXiv 1902.00751)."""
@@ -48,6 +51,8 @@ class Adapter(Protocol):
         """[n, width] -> [n, width]; z may be overwritten."""
 
 
+_CPU_TOKENS = 256
+"""Computed at a time on a CPU, so that what lies between the two products stays cached."""
 Modules = tuple[str, ...]
 """Names of modules that share their input and are computed side by side."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -64,6 +69,13 @@ class TwoLinears:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.activation(self.first(x)))
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """total += self(x), in place; x may be `total`."""
+        size = _CPU_TOKENS if x.device.type == "cpu" else max(1, len(x))
+        for first in range(0, len(x), size):
+            part = slice(first, first + size)
+            self.second.add_to(total[part], self.activation(self.first(x[part])))
 
 
 def sliced_mlp(

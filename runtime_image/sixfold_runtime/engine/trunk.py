@@ -29,6 +29,8 @@ class Rows:
     """[tokens, width], text after text. `Trunk.layer` writes to it: whoever goes on with it needs the Rows returned."""
     lengths: tuple[int, ...]
     """Tokens of each text."""
+    anchors: tuple[int, ...]
+    """The token, counted within each text, that stands for it: an encoder's first, a decoder's last."""
     plan: Any = field(default=None, repr=False)
     """What all layers share, such as which texts are of one length: the trunk's own."""
 
@@ -36,6 +38,11 @@ class Rows:
     def starts(self) -> list[int]:
         """Where each text begins among the packed tokens."""
         return list(accumulate(self.lengths, initial=0))[:-1]
+
+    def anchored(self) -> torch.Tensor:
+        """[texts, width]: the hidden states of the tokens that stand for the texts."""
+        wanted = [start + anchor for start, anchor in zip(self.starts, self.anchors, strict=True)]
+        return self.hidden.index_select(0, torch.tensor(wanted, device=self.hidden.device))
 
 
 class Head(Protocol):

@@ -12,6 +12,7 @@ import torch
 from sixfold_api.precision import QualityReport
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
+from sixfold_runtime.engine.classification_run import first_forward
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.forward import Forward, make_forward
 from sixfold_runtime.engine.loader import LoadedModel, load
@@ -133,8 +134,7 @@ def _accuracy(model: LoadedModel, samples: Sequence[Sample]) -> float:
     """Percent of the samples whose label is the likeliest; a text longer than the context is cut."""
     right = 0
     for sample in samples:
-        ids = torch.tensor([sample.ids[: model.context_tokens]], device=model.device)
-        logits = model.module(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        logits = first_forward(model, list(sample.ids[: model.context_tokens]))[0]
         require_finite(logits, Path(model.served.path).name)
         right += int(logits.argmax()) == sample.label
     return 100 * right / len(samples)
