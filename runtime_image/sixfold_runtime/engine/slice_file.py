@@ -30,6 +30,8 @@ SUFFIX = ".safetensors"
 FORMAT = "sixfold-slice/1"
 HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"
 """Of a trained head."""
+_PREFIX_BYTES = 8
+"""Of a safetensors file: the length of its header."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of the types that a slice may hold."""
 
@@ -113,10 +115,22 @@ def write_slice(
     partial = path.with_name(f".{path.name}.partial")
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial, metadata)
+        _order_header(partial)
         partial.chmod(0o644)  # safetensors lets nobody else read it
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _order_header(path: Path) -> None:
+    """safetensors writes the metadata in another order each time: the same slice shall be the same bytes."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(_PREFIX_BYTES), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(_PREFIX_BYTES)
+        file.write(ordered.ljust(size))
 
 
 def _opened(path: Path) -> Any:

@@ -66,7 +66,7 @@ def train(
         int, typer.Option(min=1, max=256, help="How many of the last layers.")
     ] = DEFAULT_ADAPTER_LAYERS,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the text.")] = 2,
-    learning_rate: Annotated[float, typer.Option(min=0, help="The highest.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(min=0, help="The highest.")] = 2e-3,
     seed: Annotated[int, typer.Option(help="Of the order and of the first weights.")] = 0,
     out: _Out = None,
 ) -> None:

@@ -135,30 +135,33 @@ def _part(
 
 
 def _require_shared(trunk: TensorStore, tuned: TensorStore, modules: set[str], tuned_names: Mapping[str, str]) -> None:
-    known = set()
+    """The same model first, by names and shapes, and then by what is shared."""
+    shared = [name for name in sorted(trunk.names) if not _is_own(name, trunk) and core(name) in tuned_names]
     for name in sorted(trunk.names):
-        key = core(name)
-        known.add(key)
-        if key.startswith(_HEADS) or not trunk.get(name).is_floating_point():
-            continue
-        if key not in tuned_names:
-            if key != _OUTPUT:
-                raise _refused(f"{tuned.folder.name} lacks {name}, which {trunk.folder.name} has: it is another model")
-            continue
-        before, after = trunk.get(name), tuned.get(tuned_names[key])
-        if before.shape != after.shape:
+        if not (_is_own(name, trunk) or core(name) in tuned_names or core(name) == _OUTPUT):
+            raise _refused(f"{tuned.folder.name} lacks {name}, which {trunk.folder.name} has: it is another model")
+    for name in shared:
+        wanted, found = trunk.shape(name), tuned.shape(tuned_names[core(name)])
+        if wanted != found:
             raise _refused(
-                f"{name} has shape {list(after.shape)} in {tuned.folder.name} and {list(before.shape)} in "
-                f"{trunk.folder.name}: it was not tuned from this trunk"
+                f"{name} has shape {list(found)} in {tuned.folder.name} and {list(wanted)} in {trunk.folder.name}: it "
+                "was not tuned from this trunk"
             )
+    for key in sorted(tuned_names.keys() - {core(name) for name in trunk.names}):
+        _require_harmless(trunk, tuned, key, tuned_names)
+    for name in shared:
+        before, after = trunk.get(name), tuned.get(tuned_names[core(name)])
         if name.rpartition(".")[0] not in modules and not _equal(before, after):
             raise _refused(
                 f"{name} differs from the trunk's by up to {float((after.float() - before.float()).abs().max()):.3g}: "
                 "attention, embeddings and norms are shared by all tasks and must be the trunk's. Freeze them when you "
                 "tune for the task, or train an adapter over the trunk (`sixfold prepare slice train`)"
             )
-    for key in sorted(tuned_names.keys() - known):
-        _require_harmless(trunk, tuned, key, tuned_names)
+
+
+def _is_own(name: str, trunk: TensorStore) -> bool:
+    """Whether a tensor of the trunk's folder is its head, or a table of positions: no part of what is shared."""
+    return core(name).startswith(_HEADS) or not trunk.get(name).is_floating_point()
 
 
 def _require_harmless(trunk: TensorStore, tuned: TensorStore, key: str, tuned_names: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ class Recipe:
     adapter: AdapterShape = field(default_factory=AdapterShape)
     epochs: int = 2
     """Passes over the text."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     batch: int = 32
     """Texts of an optimiser step."""
     seed: int = 0
