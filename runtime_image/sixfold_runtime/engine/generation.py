@@ -25,7 +25,7 @@ from sixfold_runtime.engine.pipeline import LogitsSampler, Task, slot_bytes
 from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.samplers import Samplers
-from sixfold_runtime.engine.scheduler import Entry, Limits, Prefill, Scheduler
+from sixfold_runtime.engine.scheduler import Limits, Prefill, Scheduler
 from sixfold_runtime.engine.sequence import Sequence
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.slice_queue import SliceQueue
@@ -44,7 +44,6 @@ from sixfold_runtime.engine.work import (
 log = logging.getLogger(__name__)
 _LANES = 2
 """While one computes, the other is sampled."""
-NO_TASKS = "task slices are for Llama, Qwen2 and Qwen3 decoders; transformers computes this model"
 
 
 class GenerationRunner:
@@ -83,7 +82,7 @@ class GenerationRunner:
         self._intake = Intake(target, self._forward, draft is not None, config, clock)
         self._scheduler: Scheduler[Key] = Scheduler(limits)
         self.slices = slices
-        self._tasks = SliceQueue(slices, NO_TASKS)
+        self._tasks = SliceQueue(slices)
         self._speculation = Speculation(target.served.name, metrics, clock, MAX_DRAFT_TOKENS)
         step_bytes = slot_bytes(limits.max_running, MAX_DRAFT_TOKENS, target.vocabulary_tokens)
         self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
@@ -134,16 +133,15 @@ class GenerationRunner:
     def notes(self) -> RunnerNotes:
         """Of now; read from any thread."""
         problems = {Mode.SPECULATIVE: self._speculation.fault, Mode.SAMPLER_PIPELINE: self._samplers.problem}
-        if self.slices is None and self._config().stable.generation_subgraphs is not None:
-            problems[Mode.SUBGRAPHS] = NO_TASKS
+        if self._config().stable.generation_subgraphs is not None:
+            problems[Mode.SUBGRAPHS] = self._tasks.why_none
         unsupported = {mode: problem for mode, problem in problems.items() if problem}
         return RunnerNotes(unsupported, self._speculation.shortened)
 
-    def configure(self) -> None:
-        """Follow the configuration while nothing is computed, so that `notes` are of now; take slices that came."""
+    def adapt(self) -> bool:
+        """Follow the configuration, so that `notes` are of now, and take slices that came."""
         self._samplers.current(self._config().stable.sampler_pipeline)
-        if self.slices is not None:
-            self.slices.adapt()
+        return self.slices is not None and self.slices.adapt()
 
     def close(self) -> None:
         """Give up what isn't memory of this object: the sampler's threads."""
@@ -164,7 +162,7 @@ class GenerationRunner:
         has_slice = self._tasks.take(sequence)
         self._sequences[key] = sequence
         if has_slice:
-            self._scheduler.admit(_entry(sequence))
+            self._scheduler.admit(sequence.entry)
 
     def cancel(self, key: Key) -> None:
         """Forget a request; nothing more is computed or said about it. An unknown one is ignored."""
@@ -212,7 +210,7 @@ class GenerationRunner:
         """Queue those whose slice has come."""
         ready, refused = self._tasks.retry()
         for sequence in ready:
-            self._scheduler.admit(_entry(sequence))
+            self._scheduler.admit(sequence.entry)
         outputs += [self._fail(sequence, error) for sequence, error in refused]
 
     def _lane(self) -> Lane:
@@ -309,8 +307,3 @@ class GenerationRunner:
             lane.leave(sequence)
         elif not self._scheduler.is_prefilling:
             self._prompts.clear()
-
-
-def _entry(sequence: Sequence) -> Entry[Key]:
-    prompt_tokens = len(sequence.context)
-    return Entry(sequence.key, prompt_tokens, prompt_tokens + sequence.max_tokens)

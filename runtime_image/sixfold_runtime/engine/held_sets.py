@@ -13,6 +13,7 @@ import torch
 from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.placement import release_memory
+from sixfold_runtime.engine.protocol import TaskInfo
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,16 @@ class LoadedSet:
 
 
 class HeldSets:
-    """Changed by the engine's thread, read by any."""
+    """Changed by the engine's thread, read by any.
+
+    Attributes:
+        tasks: that requests may name; while no weights are active, those of before.
+        slice_failures: tasks among them that can't be had, and why.
+    """
 
     def __init__(self, device: torch.device, metrics: EngineMetrics, loaded: Iterable[LoadedSet]) -> None:
+        self.tasks: tuple[TaskInfo, ...] = ()
+        self.slice_failures: dict[str, str] = {}
         self._device = device
         self._metrics = metrics
         self._sets: dict[str, LoadedSet] = {}
@@ -80,11 +88,13 @@ class HeldSets:
             slices = held.runner.slices
             if slices is not None:
                 slices.enlist() if held.name == name else slices.retire()
+        self._note_tasks(name)
 
-    def configure(self) -> None:
-        """Let the runners follow the configuration."""
+    def adapt(self, active: str) -> None:
+        """Let the runners follow the configuration, and note what `active` offers."""
         for held in self:
-            held.runner.configure()
+            held.runner.adapt()
+        self._note_tasks(active)
 
     def add(self, loaded: LoadedSet) -> None:
         self._sets = {**self._sets, loaded.name: loaded}
@@ -101,6 +111,11 @@ class HeldSets:
             log.info("the weights %s are given up", name)
         self._sets = {name: held for name, held in self._sets.items() if name not in names}
         release_memory(self._device, any(reference() is not None for reference in weights))
+
+    def _note_tasks(self, name: str) -> None:
+        held = self._sets.get(name)
+        if held is not None and (slices := held.runner.slices) is not None:
+            self.tasks, self.slice_failures = slices.tasks, slices.failures
 
     def _finder(self, name: str) -> Callable[[], GenerationRunner | None]:
         """For the metrics, which live on: they must not keep a runner and its weights in memory."""

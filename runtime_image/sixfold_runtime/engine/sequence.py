@@ -9,6 +9,7 @@ from sixfold_api.runtime_config import SpeculativeConfig
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.picker import Picked, Picker
 from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
+from sixfold_runtime.engine.scheduler import Entry
 from sixfold_runtime.engine.stream import OutputStream
 from sixfold_runtime.engine.task_slice import TaskSlice
 from sixfold_runtime.engine.work import Key, failed
@@ -38,6 +39,11 @@ class Sequence:
     accepted_tokens: int = 0
     is_cancelled: bool = False
     """Forgotten while its tokens are being picked: its row goes when they are."""
+
+    @property
+    def entry(self) -> Entry[Key]:
+        """As the scheduler sees it before it begins."""
+        return Entry(self.key, len(self.context), len(self.context) + self.max_tokens)
 
     @property
     def room_tokens(self) -> int:

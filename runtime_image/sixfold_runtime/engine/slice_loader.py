@@ -21,7 +21,7 @@ from sixfold_runtime.engine.device import set_threads
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.fingerprint import trunk_fingerprint
 from sixfold_runtime.engine.slice_file import SliceInfo, slice_info, slice_path
-from sixfold_runtime.engine.task_slice import SliceHost, TaskSlice, load_slice
+from sixfold_runtime.engine.task_slice import SliceHost, TaskSlice, check_trunk, load_slice
 
 _CLOSE_SECONDS = 0.2
 
@@ -143,8 +143,7 @@ class SliceLoader:
     def load(self, task: str) -> Loaded:
         """Load one slice."""
         try:
-            fingerprint = self._folder.fingerprint  # computed once, so it is no part of the time
-            started = self._clock()
+            fingerprint, started = self._folder.fingerprint, self._clock()
             path = slice_path(self._folder.path, task)
             loaded = load_slice(path, self._host, fingerprint, self._host.dtype, self._host.device)
         except Exception as error:  # whatever a foreign file raises: the other tasks are served
@@ -154,8 +153,10 @@ class SliceLoader:
         return Loaded(task, loaded, "", self._clock() - started)
 
     def _header(self, task: str) -> SliceInfo | str:
+        path = slice_path(self._folder.path, task)
         try:
-            info = slice_info(slice_path(self._folder.path, task))
+            info = slice_info(path)
+            check_trunk(path, info, self._folder.fingerprint)
         except Exception as error:
             return _described(error)
         return self._wrong_kind(info.task) or info

@@ -10,15 +10,19 @@ from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.work import engine_error
 
 log = logging.getLogger(__name__)
+_NO_POOL = "task slices are for Llama, Qwen2 and Qwen3 decoders; transformers computes this model"
 
 
 class SliceQueue:
-    """Used from the engine's thread; its length may be read from any."""
+    """Used from the engine's thread; its length may be read from any.
 
-    def __init__(self, pool: SlicePool | None, why_none: str) -> None:
-        """`why_none`: for people, why there is no pool, if there isn't."""
+    Attributes:
+        why_none: for people, why there are no slices; "" where there can be.
+    """
+
+    def __init__(self, pool: SlicePool | None) -> None:
         self._pool = pool
-        self._why_none = why_none
+        self.why_none = _NO_POOL if pool is None else ""
         self._waiting: list[Sequence] = []
         self._seen_changes = 0
 
@@ -33,7 +37,7 @@ class SliceQueue:
     def check(self, task: str) -> None:
         """Refuse a task that can't be served; "" always can. Raises RequestError."""
         if task and self._pool is None:
-            raise RequestError(400, "tasks_unsupported", f"task {task!r} can't be served: {self._why_none}")
+            raise RequestError(400, "tasks_unsupported", f"task {task!r} can't be served: {self.why_none}")
         if task and self._pool is not None:
             self._pool.check(task)
 

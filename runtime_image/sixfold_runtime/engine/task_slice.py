@@ -18,7 +18,7 @@ from sixfold_runtime.engine.slice_file import SliceInfo, SliceTensors, adapter_n
 if TYPE_CHECKING:
     from sixfold_runtime.engine.trunk import Head
 
-__all__ = ["Bottleneck", "LayerSlice", "SliceHost", "SliceInfo", "TaskSlice", "load_slice", "slice_info"]
+__all__ = ["Bottleneck", "LayerSlice", "SliceHost", "SliceInfo", "TaskSlice", "check_trunk", "load_slice", "slice_info"]
 
 
 class SliceHost(Protocol):
@@ -102,11 +102,7 @@ def load_slice(path: Path, host: SliceHost, fingerprint: str, dtype: torch.dtype
     """
     tensors = SliceTensors(path)
     info = tensors.info
-    if info.trunk != fingerprint:
-        raise ModelLoadError(
-            f"{path} was made for other weights (trunk {info.trunk[:19]}…, these are {fingerprint[:19]}…): make the "
-            "slice anew from this trunk, with `sixfold prepare slice`"
-        )
+    check_trunk(path, info, fingerprint)
     try:
         layers = {index: part for index in range(host.layers) if (part := _layer(tensors, host, index, dtype, device))}
         head = None if info.task is Task.GENERATION else host.head(tensors, info.task, info.labels)
@@ -118,6 +114,15 @@ def load_slice(path: Path, host: SliceHost, fingerprint: str, dtype: torch.dtype
             f"{host.layers} layers: make the slice anew from this trunk"
         )
     return TaskSlice(info.name, info.task, info.labels, layers, head, tensors.elements() * dtype.itemsize)
+
+
+def check_trunk(path: Path, info: SliceInfo, fingerprint: str) -> None:
+    """Refuse a slice for other weights. Raises ModelLoadError."""
+    if info.trunk != fingerprint:
+        raise ModelLoadError(
+            f"{path} was made for other weights (trunk {info.trunk[:19]}…, these are {fingerprint[:19]}…): make the "
+            "slice anew from this trunk, with `sixfold prepare slice`"
+        )
 
 
 def _layer(

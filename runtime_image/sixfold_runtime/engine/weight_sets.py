@@ -40,8 +40,6 @@ class WeightSets:
         swap_seconds: how long the last exchange took, from the level's change.
         weights_error: why the weights that the level asks for aren't there.
         is_broken: there are no weights and none are on their way, until the configuration changes.
-        tasks: that requests may name; while weights are exchanged, those of before.
-        slice_failures: tasks among them that can't be had, and why.
     """
 
     def __init__(
@@ -88,9 +86,6 @@ class WeightSets:
         self._sets.enlist(self.active)
         assert self._loader.facts is not None
         self.facts: Facts = self._loader.facts
-        self.tasks: tuple[TaskInfo, ...] = ()
-        self.slice_failures: dict[str, str] = {}
-        self._note_tasks()
         of_model = metrics.of(served.name)
         self._queue = SwapQueue(place.limits.max_waiting, self.facts.vocabulary_tokens, config, of_model)
 
@@ -138,6 +133,16 @@ class WeightSets:
     def draft_shortened(self) -> str:
         return held.runner.notes.draft_shortened if (held := self._sets.get(self.active)) else ""
 
+    @property
+    def tasks(self) -> tuple[TaskInfo, ...]:
+        """That requests may name."""
+        return self._sets.tasks
+
+    @property
+    def slice_failures(self) -> dict[str, str]:
+        """Tasks among them that can't be had, and why."""
+        return self._sets.slice_failures
+
     # -- the Runner
 
     def submit(self, key: Key, request: Generate) -> None:
@@ -184,13 +189,12 @@ class WeightSets:
         Returns whether anything changed that operator and gateways are told.
         """
         before = self._told()
-        self._sets.configure()
+        self._sets.adapt(self.active)
         self._take_loaded()
         if self._load is None:
             self._follow_level()
         if self.full_weights is not FullWeights.RESIDENT:
             self._sets.release([held.name for held in self._sets if held.name != self.active and held.is_idle])
-        self._note_tasks()
         return self._told() != before
 
     @property
@@ -302,11 +306,6 @@ class WeightSets:
     def _seconds_left(self) -> float:
         so_far_seconds = 0.0 if self._asked_seconds is None else self._clock() - self._asked_seconds
         return max(1.0, (self.swap_seconds or _USUAL_SWAP_SECONDS) - so_far_seconds)
-
-    def _note_tasks(self) -> None:
-        held = self._sets.get(self.active)
-        if held is not None and (slices := held.runner.slices) is not None:
-            self.tasks, self.slice_failures = slices.tasks, slices.failures
 
     def _told(self) -> tuple[object, ...]:
         weights = self.active, self.is_swapping, self._turn.is_waiting, self.is_broken, self.weights_error
