@@ -105,7 +105,7 @@ def label_logits(
         for index in range(trunk.layers):
             rows = trunk.layer(index, rows, None if task_slice is None else [task_slice] * len(batch))
         logits = head(rows)
-        yield from torch.split(logits, rows.lengths) if head.task is Task.TOKEN_CLASSIFICATION else logits
+        yield from torch.split(logits, list(rows.lengths)) if head.task is Task.TOKEN_CLASSIFICATION else logits
 
 
 @torch.inference_mode()

@@ -54,8 +54,8 @@ def require_equal(trunk: SliceTrunk, checkpoint: Path, path: Path) -> None:
     whole = logits(open_model(checkpoint, CPU), task_slice.task, None)
     for ours, theirs in zip(logits(trunk.model, task_slice.task, task_slice), whole, strict=True):
         assert torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE * max(1.0, float(theirs.abs().max())))
-    if task_slice.layers:
-        assert not torch.allclose(ours, logits(trunk.model, task_slice.task, None)[-1], atol=1e-3) or task_slice.head
+    if task_slice.task is Task.GENERATION:
+        assert not torch.allclose(ours, logits(trunk.model, task_slice.task, None)[-1], atol=1e-3)
 
 
 CHANGES = st.dictionaries(st.integers(0, LAYERS - 1), st.sampled_from(["low-rank", "whole"]), min_size=1)
