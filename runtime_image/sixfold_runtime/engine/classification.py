@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,11 +16,13 @@ from sixfold_api.modes import Mode
 from sixfold_runtime.engine.classification_queue import BatchSize, Text, TextQueue
 from sixfold_runtime.engine.classification_run import Answer, LayeredRun, ModuleRun, Run, first_forward
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.exit_heads import ExitHeads
 from sixfold_runtime.engine.exit_plan import ExitPlan, ExitPlanner
 from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 from sixfold_runtime.engine.metrics import CLASSIFY, ModelMetrics
 from sixfold_runtime.engine.protocol import Classify, Done, FinishReason
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.work import (
     CurrentConfig,
     Key,
@@ -33,10 +34,6 @@ from sixfold_runtime.engine.work import (
     out_of_memory,
 )
 from sixfold_runtime.modes.exit_drift import Drift
-
-if TYPE_CHECKING:
-    from sixfold_runtime.engine.exit_heads import ExitHeads
-    from sixfold_runtime.engine.slice_pool import SlicePool
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +51,6 @@ class ClassificationRunner:
         exits: ExitHeads | None = None,
         why_no_exits: str = "",
         slices: SlicePool | None = None,
-        why_no_slices: str = "this model has no tasks",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -62,16 +58,14 @@ class ClassificationRunner:
             exits: of the model's own head.
             why_no_exits: for people, why there are none although the folder has some.
             slices: of the model's tasks.
-            why_no_slices: for people, why there are none.
         """
         self._model = model
-        self._trunk = getattr(model, "trunk", None)
+        self._trunk = model.trunk
         self._limits = limits
         self._config = config
         self._metrics = metrics
         self._clock = clock
         self._slices = slices
-        self._why_no_slices = why_no_slices
         self._queue = TextQueue(limits.max_waiting, slices)
         self._run: Run | None = None
         self._run_plan: ExitPlan | None = None
@@ -80,7 +74,7 @@ class ClassificationRunner:
         self._planner.follow(config().stable.early_exit)
         metrics.exits.watch_drift(self._drift)
         self._pad_id: int | None = None
-        if getattr(model, "trunk", None) is None:
+        if model.trunk is None:
             self._pad_id = getattr(model.module.config.get_text_config(), "pad_token_id", None)
         self.kv_bytes = 0
 
@@ -165,7 +159,7 @@ class ClassificationRunner:
         """Raises RequestError: there is no such task, or no head without one."""
         name = self._model.served.name
         if task and self._slices is None:
-            raise RequestError(400, "tasks_unsupported", f"task {task!r} can't be served: {self._why_no_slices}")
+            raise RequestError(400, "tasks_unsupported", f"model {name!r} has no tasks: transformers computes it")
         if task and self._slices is not None:
             self._slices.check(task)
         elif self._trunk is not None and self._trunk.own_head is None:
@@ -246,6 +240,6 @@ class ClassificationRunner:
 
 
 def _why_no_exits(model: LoadedModel) -> str:
-    if getattr(model, "trunk", None) is None:
-        return f"model {model.served.name} is computed by transformers, as a whole: it can't stop after a layer"
+    if model.trunk is None:
+        return f"transformers computes model {model.served.name}, as a whole: it can't stop after a layer"
     return f"model {model.served.name} has no exit heads: prepare its variant with exitHeads"

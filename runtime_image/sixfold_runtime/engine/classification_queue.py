@@ -9,15 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.protocol import Classify
+from sixfold_runtime.engine.slice_pool import SlicePool
+from sixfold_runtime.engine.task_slice import TaskSlice
 from sixfold_runtime.engine.work import Key, engine_error, overloaded
-
-if TYPE_CHECKING:
-    from sixfold_runtime.engine.slice_pool import SlicePool
-    from sixfold_runtime.engine.task_slice import TaskSlice
 
 log = logging.getLogger(__name__)
 

@@ -165,7 +165,7 @@ class ModuleRun:
 @torch.inference_mode()
 def first_forward(model: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     """float32 logits of a text; of a bare trunk, its hidden states."""
-    trunk = getattr(model, "trunk", None)
+    trunk = model.trunk
     if trunk is None:
         return _module_logits(model, [token_ids], 0)
     rows = trunk.embed([token_ids])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sixfold_api.runtime_config import EarlyExitConfig
+from sixfold_runtime.engine.exit_heads import ExitHeads
+from sixfold_runtime.modes.early_exit import Exits, choose
 from sixfold_runtime.modes.exit_drift import ExitDrift
-
-if TYPE_CHECKING:
-    from sixfold_runtime.engine.exit_heads import ExitHeads
-    from sixfold_runtime.modes.early_exit import Exits
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +59,6 @@ class ExitPlanner:
             self.plan, self.why_not = self._chosen, self._why_none
 
     def _choose(self, heads: ExitHeads, rule: EarlyExitConfig) -> None:
-        from sixfold_runtime.modes.early_exit import choose
-
         calibration = heads.calibration
         try:
             choice = choose(
@@ -76,8 +71,9 @@ class ExitPlanner:
         except ValueError as error:
             self._chosen, self._why_none = None, f"no thresholds by rule {rule.rule}: {error}"
             return
-        if not choice.exits.thresholds:
-            self._chosen, self._why_none = None, f"rule {rule.rule} lets no text leave early: none is sure enough"
+        if not choice.exit_rate:
+            self._chosen = None
+            self._why_none = f"by rule {rule.rule}, no calibration text would leave early: none is sure enough"
             return
         drift = ExitDrift(calibration.lengths.tolist(), choice.exit_rate)
         self._chosen, self._why_none = ExitPlan(heads, choice.exits, drift), ""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sixfold_api.runtime_config import ServedModel
+from sixfold_api.modes import Mode
+from sixfold_api.runtime_config import EarlyExitConfig, ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.classification import ClassificationRunner
 from sixfold_runtime.engine.errors import RequestError
@@ -36,18 +38,53 @@ def finish(runner: ClassificationRunner, sink: Any) -> int:
     return steps
 
 
-def forwards(model: LoadedModel) -> list[tuple[int, int]]:
-    """Shapes of the forwards from now on."""
-    shapes: list[tuple[int, int]] = []
-    model.module.register_forward_pre_hook(
-        lambda _module, _args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+@pytest.fixture(scope="module")
+def electra(tmp_path_factory: pytest.TempPathFactory, classifier_folder: Path) -> LoadedModel:
+    """An encoder that the engine has not itself: transformers computes it."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("electra")
+    torch.manual_seed(8)
+    config = transformers.ElectraConfig(
+        vocab_size=320,
+        embedding_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        num_labels=3,
     )
-    return shapes
+    transformers.ElectraForSequenceClassification(config).save_pretrained(folder)
+    shutil.copy(classifier_folder / "tokenizer.json", folder)
+    model = load(ServedModel(name="intent", task=Task.CLASSIFICATION, path=str(folder)), torch.device("cpu"))
+    assert model.trunk is None
+    return model
+
+
+@pytest.fixture(params=["own trunk", "transformers module"])
+def model(request: pytest.FixtureRequest, classifier: LoadedModel, electra: LoadedModel) -> LoadedModel:
+    return classifier if request.param == "own trunk" else electra
+
+
+@pytest.fixture
+def shapes(electra: LoadedModel) -> Iterator[list[tuple[int, int]]]:
+    """Of the module's forwards."""
+    found: list[tuple[int, int]] = []
+    hook = electra.module.register_forward_pre_hook(
+        lambda _module, _args, kwargs: found.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    yield found
+    hook.remove()
 
 
 @torch.inference_mode()
 def alone(model: LoadedModel, token_ids: list[int]) -> dict[str, float]:
-    scores = model.module(torch.tensor([token_ids])).logits[0].softmax(-1)
+    import transformers
+
+    module = transformers.AutoModelForSequenceClassification.from_pretrained(model.served.path).eval()
+    scores = module(torch.tensor([token_ids])).logits[0].softmax(-1)
     return dict(zip(model.labels, scores.tolist(), strict=True))
 
 
@@ -66,46 +103,69 @@ def check(runner: ClassificationRunner, model: LoadedModel, collector: Any) -> N
     assert not collector.pieces, "a classification streams nothing"
 
 
-def test_batch_and_alone_agree(new_classifier: NewRunner, classifier: LoadedModel, collector: Any) -> None:
-    check(new_classifier(prefill_tokens=1000), classifier, collector)
+def test_batch_and_alone_agree(new_classifier: NewRunner, model: LoadedModel, collector: Any) -> None:
+    check(new_classifier(model, prefill_tokens=1000), model, collector)
 
 
-def test_a_batch_is_one_forward(new_classifier: NewRunner, classifier: LoadedModel, collector: Any) -> None:
-    runner = new_classifier(prefill_tokens=1000)
-    shapes = forwards(classifier)
+def test_a_batch_of_a_module_is_one_padded_forward(
+    new_classifier: NewRunner, electra: LoadedModel, shapes: list[tuple[int, int]], collector: Any
+) -> None:
+    runner = new_classifier(electra, prefill_tokens=1000)
     submit(runner, collector, **TEXTS)
     assert finish(runner, collector) == 1
     assert shapes == [(4, 60)]
 
 
+@pytest.mark.parametrize(("kind", "first"), [("own trunk", ["a", "b", "c", "d"]), ("transformers module", ["a"])])
 def test_batches_are_bounded_and_first_come_first_served(
-    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+    kind: str,
+    first: list[str],
+    new_classifier: NewRunner,
+    classifier: LoadedModel,
+    electra: LoadedModel,
+    collector: Any,
 ) -> None:
-    runner = new_classifier(prefill_tokens=100)
+    runner = new_classifier(classifier if kind == "own trunk" else electra, prefill_tokens=100)
     submit(runner, collector, **TEXTS)
     collector.take(runner.step())
-    assert sorted(collector.dones) == ["a"]
-    assert finish(runner, collector) == 2
+    assert sorted(collector.dones) == first, "81 tokens; padded 2 x 60 are too many"
+    finish(runner, collector)
     assert sorted(collector.dones) == ["a", "b", "c", "d"]
 
 
+SMALL = {
+    "Llama": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+}
+
+
 @pytest.mark.parametrize("pad_token_id", [0, None])
+@pytest.mark.parametrize(("architecture", "is_own"), [("Llama", True), ("GPT2", False)])
 def test_a_decoder_with_a_head_classifies_too(
+    architecture: str,
+    is_own: bool,
     pad_token_id: int | None,
     new_classifier: NewRunner,
     tmp_path: Path,
-    decoder_folder: Path,
+    classifier_folder: Path,
     collector: Any,
 ) -> None:
-    import shutil
-
     import transformers
 
     torch.manual_seed(3)
-    settings = transformers.AutoConfig.from_pretrained(decoder_folder, num_labels=2, pad_token_id=pad_token_id)
-    transformers.LlamaForSequenceClassification(settings).save_pretrained(tmp_path)
-    shutil.copy(decoder_folder / "tokenizer.json", tmp_path)
+    settings = getattr(transformers, f"{architecture}Config")(
+        vocab_size=320, num_labels=2, pad_token_id=pad_token_id, bos_token_id=1, eos_token_id=1, **SMALL[architecture]
+    )
+    getattr(transformers, f"{architecture}ForSequenceClassification")(settings).save_pretrained(tmp_path)
+    shutil.copy(classifier_folder / "tokenizer.json", tmp_path)
     model = load(ServedModel(name="m", task=Task.CLASSIFICATION, path=str(tmp_path)), torch.device("cpu"))
+    assert (model.trunk is not None) == is_own
     check(new_classifier(model, prefill_tokens=1000), model, collector)
 
 
@@ -123,28 +183,27 @@ def test_bad_requests_are_refused(token_ids: list[int], code: str, new_classifie
 
 
 def test_a_full_queue_refuses_and_cancelled_texts_are_not_computed(
-    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+    new_classifier: NewRunner, electra: LoadedModel, shapes: list[tuple[int, int]], collector: Any
 ) -> None:
-    runner = new_classifier(max_waiting=2)
+    runner = new_classifier(electra, max_waiting=2)
     submit(runner, collector, a=[5], b=[6])
     with pytest.raises(RequestError) as caught:
         submit(runner, collector, c=[7])
     assert (caught.value.status, caught.value.code) == (503, "engine_overloaded")
     runner.cancel((collector, "a"))
     runner.cancel((collector, "never"))
-    shapes = forwards(classifier)
     finish(runner, collector)
     assert list(collector.dones) == ["b"] and shapes == [(1, 1)]
 
 
 def test_non_finite_logits_fail_only_their_request(
-    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+    new_classifier: NewRunner, electra: LoadedModel, collector: Any
 ) -> None:
-    embedding = classifier.module.bert.embeddings.word_embeddings.weight
+    embedding = electra.module.electra.embeddings.word_embeddings.weight
     clean = embedding[300].clone()
     try:
         embedding[300] = float("nan")
-        submit(runner := new_classifier(), collector, a=[5, 6], poisoned=[5, 300], b=[7])
+        submit(runner := new_classifier(electra), collector, a=[5, 6], poisoned=[5, 300], b=[7])
         finish(runner, collector)
     finally:
         embedding[300] = clean
@@ -154,14 +213,14 @@ def test_non_finite_logits_fail_only_their_request(
 
 
 def test_a_forward_that_raises_fails_its_batch_and_nothing_later(
-    new_classifier: NewRunner, classifier: LoadedModel, collector: Any
+    new_classifier: NewRunner, electra: LoadedModel, collector: Any
 ) -> None:
-    runner = new_classifier()
+    runner = new_classifier(electra)
 
     def explode(*_: Any) -> None:
         raise RuntimeError("broken")
 
-    hook = classifier.module.register_forward_pre_hook(explode)
+    hook = electra.module.register_forward_pre_hook(explode)
     submit(runner, collector, a=[5])
     finish(runner, collector)
     hook.remove()
@@ -169,6 +228,21 @@ def test_a_forward_that_raises_fails_its_batch_and_nothing_later(
     finish(runner, collector)
     assert collector.dones["a"].failure.code == "engine_error"
     assert collector.dones["b"].scores
+
+
+def test_a_module_has_neither_exits_nor_tasks(
+    new_classifier: NewRunner, electra: LoadedModel, config: Any, collector: Any
+) -> None:
+    stable = config().stable.model_copy(update={"early_exit": EarlyExitConfig()})
+    config.value = config().model_copy(update={"stable": stable})
+    runner = new_classifier(electra)
+    assert "transformers computes" in runner.unsupported[Mode.EARLY_EXIT]
+    with pytest.raises(RequestError) as caught:
+        runner.submit((collector, "a"), Classify("a", "intent", [5], task="ner"))
+    assert (caught.value.status, caught.value.code) == (400, "tasks_unsupported")
+    submit(runner, collector, b=[5])
+    finish(runner, collector)
+    assert (collector.dones["b"].layers, collector.dones["b"].exited) == (None, False)
 
 
 def test_the_level_is_the_one_at_the_forward(new_classifier: NewRunner, config: Any, collector: Any) -> None:
