@@ -33,7 +33,7 @@ def require_varied(samples: Sequence[Sample], name: str, widest_inputs: int) -> 
 
     Raises PreparationError(UnusableCalibration).
     """
-    repeated = len(samples) - len({_normal(sample.text) for sample in samples})
+    repeated = len(samples) - len({normal(sample.text) for sample in samples})
     if repeated > MAX_ODD_SHARE * len(samples):
         raise _unusable(f"{name}: {repeated} of {len(samples)} samples repeat others")
     constant = [sample for sample in samples if _is_constant(sample)]
@@ -94,11 +94,11 @@ def require_held_out(calibration: Sequence[Sample], evaluation: Sequence[Sample]
 
     Raises PreparationError(UnusableEvaluation).
     """
-    texts = {_normal(sample.text): sample.line for sample in calibration}
+    texts = {normal(sample.text): sample.line for sample in calibration}
     counts = Counter(shingle for sample in calibration for shingle in _shingles(sample))
     common = max(2, len(calibration) // 20)
     for sample in evaluation:
-        twin = texts.get(_normal(sample.text))
+        twin = texts.get(normal(sample.text))
         own = [shingle for shingle in _shingles(sample) if counts[shingle] <= common]
         known = sum(shingle in counts for shingle in own)
         if twin is not None or known > _OVERLAP_SHARE * max(len(own), 1):
@@ -115,5 +115,6 @@ def _shingles(sample: Sample) -> set[tuple[int, ...]]:
     return {ids[start : start + _SHINGLE_TOKENS] for start in range(len(ids) - _SHINGLE_TOKENS + 1)}
 
 
-def _normal(text: str) -> str:
+def normal(text: str) -> str:
+    """The same for texts that differ in case and white space only."""
     return " ".join(text.casefold().split())

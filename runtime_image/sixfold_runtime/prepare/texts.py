@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,10 @@ class Sample:
     text: str
     ids: tuple[int, ...]
     label: int | None = None
+
+
+class UnknownLabelError(ValueError):
+    """A line's label is none of the model's."""
 
 
 class TextReader:
@@ -80,7 +85,7 @@ class TextReader:
             return label
         if label in self._labels:
             return self._labels[label]
-        raise ValueError(f"its label {label!r} is none of the model's: {', '.join(self._labels)}")
+        raise UnknownLabelError(f"its label {label!r} is none of the model's: {', '.join(self._labels)}")
 
 
 def locate(claims: Path, source: TextSource) -> Path:
@@ -93,18 +98,27 @@ def locate(claims: Path, source: TextSource) -> Path:
     return root / path
 
 
-def read_samples(path: Path, source: TextSource, reader: TextReader, reason: Reason, *, labelled: bool) -> list[Sample]:
+def read_samples(
+    path: Path,
+    source: TextSource,
+    reader: TextReader,
+    reason: Reason,
+    *,
+    labelled: bool,
+    needed: int | None = None,
+) -> list[Sample]:
     """The first lines of a file that are long enough, as many as the source asks for.
 
     Calibration needs the 128 that are asked for where the source says nothing; for evaluation a shorter file will do.
 
     Args:
         reason: of the failure, by what the text is for.
-        labelled: every line must have a label; short lines count then.
+        labelled: every line must have a label; short lines count then, empty text doesn't do.
+        needed: fewest lines; where the source doesn't say how many, all are read then, and not the first 128.
 
-    Raises PreparationError: `reason` if a line is no sample or too few are left.
+    Raises PreparationError: `reason` if a line is no sample or too few are left, LabelMismatch.
     """
-    wanted = source.samples or DEFAULT_SAMPLES
+    wanted = source.samples or (DEFAULT_SAMPLES if needed is None else sys.maxsize)
     samples: list[Sample] = []
     short = 0
     try:
@@ -120,8 +134,12 @@ def read_samples(path: Path, source: TextSource, reader: TextReader, reason: Rea
                 else:
                     short += 1
     except ValueError as error:
-        raise PreparationError(reason, f"{path.name}: {error}") from error
-    needed = MIN_EVALUATED if source.samples is None and reason is Reason.UNUSABLE_EVALUATION else wanted
+        unknown = isinstance(error.__cause__, UnknownLabelError)
+        raise PreparationError(Reason.LABEL_MISMATCH if unknown else reason, f"{path.name}: {error}") from error
+    if needed is None:
+        needed = MIN_EVALUATED if source.samples is None and reason is Reason.UNUSABLE_EVALUATION else wanted
+    elif source.samples is not None:
+        needed = max(needed, source.samples)
     if len(samples) < needed:
         passed_over = f" ({short} lines have fewer than {MIN_TOKENS} tokens and don't count)" if short else ""
         raise PreparationError(
@@ -141,7 +159,14 @@ def _parse(line: str, number: int, reader: TextReader, labelled: bool) -> Sample
         raise ValueError(f"line {number}: {error}") from error
     if labelled and sample.label is None:
         raise ValueError(f"line {number}: a classifier is measured on labelled text: add `label`")
+    if labelled and not sample.text.strip():
+        raise ValueError(f"line {number}: its text is empty: a classifier has nothing to read")
     return sample
+
+
+def within(ids: tuple[int, ...], context_tokens: int) -> tuple[int, ...]:
+    """Token ids cut to the context; the last one stays, which closes the text."""
+    return ids if len(ids) <= context_tokens else ids[: context_tokens - 1] + ids[-1:]
 
 
 def windows(samples: Sequence[Sample], window_tokens: int) -> list[tuple[int, ...]]:
