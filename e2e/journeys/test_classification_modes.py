@@ -35,7 +35,8 @@ def test_the_variant_says_what_exits_save(cluster: Cluster, namespace: str) -> N
     assert condition(variant, "ExitsCalibrated")["status"] == "True"
     assert exits["calibrated"]["depths"]
     assert float(exits["meanLayers"]) < exits["layers"]
-    assert float(exits["calibrated"]["disagreementBound"]) <= 0.03
+    assert float(exits["calibrated"]["disagreementBound"]) <= float(variant["spec"]["exitHeads"]["maxDisagreement"])
+    assert float(exits["disagreement"]) <= float(exits["calibrated"]["disagreementBound"])
     assert {entry["name"] for entry in variant["status"]["slices"]} == {"category", "pos"}
 
 
