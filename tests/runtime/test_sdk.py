@@ -54,9 +54,10 @@ def full_weights(engine: InferenceEngine) -> None:
     engine.level = 2
 
 
-def test_the_examples_of_the_documentation() -> None:
+def test_the_examples_of_the_documentation(classifiers: Path) -> None:
+    folders = {"chat": CHAT, "chat_draft": DRAFT, "sentiment": classifiers / "intent"}
     for place in (sdk, InferenceEngine):
-        found = doctest.DocTestFinder(recurse=False).find(place, globs={**vars(sdk), "chat": CHAT, "chat_draft": DRAFT})
+        found = doctest.DocTestFinder(recurse=False).find(place, globs=vars(sdk) | folders)
         assert [test for test in found if test.examples]
         for test in found:
             assert doctest.DocTestRunner().run(test).failed == 0
