@@ -94,6 +94,8 @@ class EngineModel:
         """Modes that are on but don't run, and why."""
         runner = self.weights or self.classifier
         found = {} if runner is None else dict(runner.unsupported)
+        if self.classifier is not None and self.slices is None and self._section() is not None:
+            found[Mode.SUBGRAPHS] = f"model {self.served.name} is computed by transformers, which knows no task slices"
         if self.tasks and len(self.slice_errors) == len(self.tasks):
             found[Mode.SUBGRAPHS] = next(iter(self.slice_errors.values()))
         return {mode: reason for mode, reason in found.items() if self.config().stable.is_active(mode)}
@@ -153,8 +155,7 @@ class EngineModel:
     def _load_classifier(self, device: torch.device, limits: Limits, wake: Wake) -> None:
         loaded, metrics = load_alone(self.served, device), self.metrics.of(self.served.name)
         folder, exits, problem = TrunkFolder(Path(self.served.path), self.served.task), None, ""
-        trunk = getattr(loaded, "trunk", None)
-        if trunk is not None:
+        if (trunk := loaded.trunk) is not None:
             exits, problem = self._exits(loaded, trunk, folder)
             self.slices = SlicePool(folder, trunk, self._section, metrics.slices, name=self.served.name, wake=wake)
         runner = ClassificationRunner(
