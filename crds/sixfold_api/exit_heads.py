@@ -67,6 +67,10 @@ class ExitChoice(StatusModel):
     disagreement_bound: Fraction
     """At most this share differs, at 95% confidence."""
 
+    @property
+    def lets_texts_exit(self) -> bool:
+        return bool(self.depths) and float(self.exit_rate) > 0
+
 
 class ExitReport(StatusModel):
     """What exits save and cost. The report beside the weights has every depth, and a plot."""

@@ -39,8 +39,8 @@ FACTS: dict[str, Any] = {
 CHOICE = {
     "depths": [2, 4],
     "thresholds": ["0.93", "0.88"],
-    "exitRate": "0.71",
-    "meanLayers": "3.4",
+    "exitRate": "0.713542",
+    "meanLayers": "3.412",
     "disagreement": "0.014",
     "disagreementBound": "0.029",
 }
@@ -158,10 +158,11 @@ def test_the_condition_of_exits_has_their_figures() -> None:
     assert broken is not None
     assert broken[:2] == ("False", "BoundExceeded")
     assert "5% on held-out text; the calibration text isn't like it" in broken[2]
-    none = exits_condition(REPORT | {"calibrated": CHOICE | NO_EXIT})
-    assert none is not None
-    assert none[:2] == ("False", "NoSafeExit")
-    assert "6 layers" in none[2]
+    for nothing in (NO_EXIT, {"exitRate": "0", "meanLayers": "6"}):
+        none = exits_condition(REPORT | {"calibrated": CHOICE | nothing})
+        assert none is not None
+        assert none[:2] == ("False", "NoSafeExit")
+        assert "6 layers" in none[2]
     assert exits_condition(None) is None
 
 

@@ -82,12 +82,12 @@ def _exits_problem(early_exit: EarlyExitSpec, variant: Manifest, status: ModelVa
         return "has no exit heads: make one with exitHeads, and point classification.variantRef to it"
     if early_exit.length_relaxation is not None:
         return None
-    if early_exit.rule is ExitRule.QUANTILE and not status.exits.quantile.depths:
+    if early_exit.rule is ExitRule.QUANTILE and not status.exits.quantile.lets_texts_exit:
         return "has no exit by the rule Quantile"
     default = ExitHeads.model_fields["max_disagreement"].default
     budget = float(variant["spec"].get("exitHeads", {}).get("maxDisagreement", default))
     asked = budget if early_exit.max_disagreement is None else float(early_exit.max_disagreement)
-    if early_exit.rule is ExitRule.CALIBRATED and asked <= budget and not status.exits.calibrated.depths:
+    if early_exit.rule is ExitRule.CALIBRATED and asked <= budget and not status.exits.calibrated.lets_texts_exit:
         return f"has no exit that disagrees with the full model in at most {asked:g} of the texts: allow more, or none"
     return None
 

@@ -52,7 +52,7 @@ def draft_verdict(draft: DraftReport) -> Verdict:
 def exits_verdict(exits: ExitReport) -> Verdict:
     """Whether exits save layers and keep their promise on held-out text; what speaks against them is a warning."""
     choice = exits.calibrated
-    if not choice.depths:
+    if not choice.lets_texts_exit:
         message = (
             f"no exit behind any of {exits.layers} layers keeps the disagreement with the full model under"
             " exitHeads.maxDisagreement, so every text runs through all of them; the report beside the weights has"
@@ -60,8 +60,8 @@ def exits_verdict(exits: ExitReport) -> Verdict:
         )
         return Verdict(False, "NoSafeExit", message)
     message = (
-        f"exit rate {choice.exit_rate}, {choice.mean_layers} of {exits.layers} layers on average, at most"
-        f" {_percent(choice.disagreement_bound)} disagree (95%), {_percent(exits.disagreement)} on held-out text"
+        f"exit rate {float(choice.exit_rate):.2f}, {float(choice.mean_layers):.1f} of {exits.layers} layers on average,"
+        f" at most {_percent(choice.disagreement_bound)} disagree (95%), {_percent(exits.disagreement)} on held-out text"
     )
     if float(exits.disagreement) > float(choice.disagreement_bound):
         advice = "the calibration text isn't like it: calibrate with more, or more typical, text"
