@@ -70,10 +70,11 @@ def save_slices(folder: Path, fingerprint: str) -> None:
 
 @pytest.fixture(scope="session")
 def classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders: `intent` has a head of its own, exits, and slices `topic` and `pos`; `trunk` has only slices."""
+    """Folders: `intent` has a head of its own, exits, and slices `topic` and `pos`; `trunk` has only slices; `tagger`
+    labels tokens."""
     import torch
     from tokenizers import Tokenizer
-    from transformers import BertConfig, BertForSequenceClassification, BertModel
+    from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
 
     from sixfold_runtime.engine.checkpoint import TensorStore
     from sixfold_runtime.engine.fingerprint import trunk_fingerprint
@@ -93,6 +94,8 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     BertForSequenceClassification(config).save_pretrained(root / "intent")
     BertModel(config, add_pooling_layer=False).save_pretrained(root / "trunk")
+    BertForTokenClassification(config).save_pretrained(root / "tagger")
+    shutil.copy(TOKENIZER, root / "tagger")
     for name in ("intent", "trunk"):
         shutil.copy(TOKENIZER, root / name)
         fingerprint = trunk_fingerprint(TensorStore(root / name))

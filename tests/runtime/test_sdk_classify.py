@@ -89,6 +89,15 @@ def test_a_trunk_without_a_head_has_tasks_only(classifiers: Path) -> None:
         assert (refused.value.status, refused.value.code) == (400, "task_required")
 
 
+def test_a_model_that_labels_tokens(classifiers: Path) -> None:
+    with InferenceEngine(classifiers / "tagger") as tagger:
+        result = tagger.classify("an old dog")
+        assert [word.text for word in result.tokens] == ["an", "old", "dog"]
+        assert (result.label, result.scores, result.layers) == ("", (), LAYERS)
+        with pytest.raises(ValueError, match="has none"):
+            tagger.early_exit("an old dog")
+
+
 def test_threads_share_the_engine(engine: InferenceEngine) -> None:
     alone = [engine.early_exit(text) for text in TEXTS]
     with ThreadPoolExecutor(len(TEXTS)) as pool:

@@ -189,6 +189,17 @@ def test_a_trunk_without_a_head_needs_a_task(classifiers: Path, new_engine: Any,
     assert answer.json()["data"][0]["label"] in TOPICS
 
 
+def test_a_model_that_labels_tokens(classifiers: Path, new_engine: Any, new_gateway: Any) -> None:
+    path = str(classifiers / "tagger")
+    gateway = new_gateway(new_engine(ServedModel(name="tagger", task=Task.TOKEN_CLASSIFICATION, path=path)).port)
+    texts = ["the old dog", "ran  home"]
+    items = gateway.client.post(PATH, json={"input": texts}).json()["data"]
+    assert [[word["text"] for word in item["tokens"]] for item in items] == [text.split() for text in texts]
+    assert items[1]["tokens"][1]["start"] == 5
+    response = gateway.client.post(PATH, json={"input": texts, "top_k": 2})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "top_k")
+
+
 def test_tasks_reach_engines_that_have_them(
     pair: Any, running: Any, served: ServedModel, new_engine: Any, new_gateway: Any, until: Callable[..., Any]
 ) -> None:

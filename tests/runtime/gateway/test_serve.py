@@ -68,3 +68,54 @@ def test_from_files_to_an_orderly_end(
     assert response.headers["x-sixfold-level"] == "3"
     assert text.endswith("data: [DONE]\n\n"), "a stream finishes after SIGTERM"
     assert command.process.wait(60) == 0
+
+
+MODES = """
+apiVersion: sixfold.dev/v1alpha1
+kind: InferencePolicy
+metadata: {name: assistant}
+spec:
+  engine: {accelerator: {type: CPU}}
+  generation: {variantRef: {name: chat}}
+  classification:
+    variantRef: {name: intent}
+    earlyExit: {rule: Fixed, threshold: "0.5", lengthRelaxation: "0", sanitize: {}}
+    subgraphs: {tasks: [{name: topic}, {name: pos, pinned: true}]}
+    escalate: {belowConfidence: "CONFIDENCE", maxTokens: 4, promptTemplate: "Is this {labels}? {text}"}
+"""
+INTENT = VARIANTS.replace("pvc://models/sentiment", "pvc://classifiers/intent").replace(
+    "name: sentiment", "name: intent"
+)
+
+
+def test_exits_tasks_and_escalation_from_files(
+    sixfold: Callable[..., Any],
+    models: Path,
+    classifiers: Path,
+    free_port: int,
+    tmp_path: Path,
+    until: Callable[..., Any],
+) -> None:
+    policy, variants = tmp_path / "policy.yaml", tmp_path / "variants.yaml"
+    policy.write_text(MODES.replace("CONFIDENCE", "0"))
+    variants.write_text(INTENT)
+    claims = ["--claim", f"models={models}", "--claim", f"classifiers={classifiers}"]
+    command = sixfold("serve", "-f", str(policy), "-f", str(variants), *claims, "--port", str(free_port))
+    url = f"http://127.0.0.1:{free_port}"
+    command.wait_ready(url)
+    client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+
+    def item(text: str, **headers: str) -> dict[str, Any]:
+        (labelled,) = client.post("/v1/classify", json={"input": text}, headers=headers).json()["data"]
+        return dict(labelled)
+
+    early = item("hello §")
+    assert (early["exited"], early["sanitized"], early["escalated"]) == (True, True, False)
+    assert item("hello", **{"X-Task": "topic"})["task"] == "topic"
+    assert item("the old dog", **{"X-Task": "pos"})["tokens"][2]["text"] == "dog"
+    policy.write_text(MODES.replace("CONFIDENCE", "1"))
+    until(lambda: item("hello")["escalated"], "the text to be escalated")
+    policy.write_text(MODES.replace("CONFIDENCE", "1").replace("spec:", "spec:\n  rollbackLevel: 2"))
+    until(lambda: not item("hello")["exited"], "the level without exits")
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.wait(60) == 0
