@@ -59,9 +59,10 @@ def exits_verdict(exits: ExitReport) -> Verdict:
             " each depth"
         )
         return Verdict(False, "NoSafeExit", message)
+    bound, measured = _percent(choice.disagreement_bound), _percent(exits.disagreement)
     message = (
         f"exit rate {float(choice.exit_rate):.2f}, {float(choice.mean_layers):.1f} of {exits.layers} layers on average,"
-        f" at most {_percent(choice.disagreement_bound)} disagree (95%), {_percent(exits.disagreement)} on held-out text"
+        f" at most {bound} disagree (95%), {measured} on held-out text"
     )
     if float(exits.disagreement) > float(choice.disagreement_bound):
         advice = "the calibration text isn't like it: calibrate with more, or more typical, text"
