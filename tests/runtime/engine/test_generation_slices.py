@@ -35,6 +35,7 @@ from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Sampling
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.slice_file import slice_path, write_slice
 from sixfold_runtime.engine.task_slice import TaskSlice
+from sixfold_runtime.prepare.int8 import quantise
 from sixfold_runtime.settings import RuntimeSettings
 
 SECONDS = 60.0
@@ -107,6 +108,10 @@ def reference(source: Path, folder: Path, weights: dict[str, torch.Tensor]) -> A
     module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     module.generation_config.stop_strings = None
     return module
+
+
+def mlp_linears() -> list[str]:
+    return [f"model.layers.{layer}.mlp.{part}_proj" for layer in range(LAYERS) for part in ("gate", "up", "down")]
 
 
 def adapted(module: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -253,6 +258,7 @@ def expected(models: Models) -> Callable[..., str]:
     return text
 
 
+NewScene = Callable[..., Scene]
 ALL = (TUNED, DELTAS, ADAPTERS)
 PROMPTS = {"": [9, 8, 7], TUNED: PROMPT, DELTAS: [40, 41, 42, 43], ADAPTERS: [100, 7, 3, 50, 61, 72]}
 
@@ -260,7 +266,7 @@ PROMPTS = {"": [9, 8, 7], TUNED: PROMPT, DELTAS: [40, 41, 42, 43], ADAPTERS: [10
 class TestWhatIsComputed:
     @pytest.mark.parametrize("task", ["", *ALL])
     def test_greedy_output_equals_that_of_the_task_s_own_model(
-        self, new_scene: Callable[..., Scene], expected: Callable[..., str], task: str
+        self, new_scene: NewScene, expected: Callable[..., str], task: str
     ) -> None:
         scene = new_scene()
         scene.tasks(*ALL)
@@ -273,7 +279,7 @@ class TestWhatIsComputed:
     @pytest.mark.parametrize("drafted", [0, 4], ids=["plain", "speculative"])
     def test_rows_of_all_tasks_together_are_as_alone(
         self,
-        new_scene: Callable[..., Scene],
+        new_scene: NewScene,
         models: Models,
         expected: Callable[..., str],
         drafted: int,
@@ -296,7 +302,7 @@ class TestWhatIsComputed:
             assert scene.sink.dones["-0"].accepted_tokens > 0, "the draft was at work"
 
     def test_a_dialogue_changes_its_task_from_turn_to_turn(
-        self, new_scene: Callable[..., Scene], models: Models, expected: Callable[..., str]
+        self, new_scene: NewScene, models: Models, expected: Callable[..., str]
     ) -> None:
         scene = new_scene()
         scene.tasks(*ALL)
@@ -310,7 +316,7 @@ class TestWhatIsComputed:
     @pytest.mark.parametrize("full_weights", [FullWeights.RESIDENT, FullWeights.SWAP])
     def test_slices_are_put_on_whichever_weights_answer(
         self,
-        new_scene: Callable[..., Scene],
+        new_scene: NewScene,
         models: Models,
         expected: Callable[..., str],
         tmp_path: Path,
@@ -336,6 +342,24 @@ class TestWhatIsComputed:
         names = {model.weights.active for model in scene.engine.models.values() if model.weights}
         assert names == {"other"}
 
+    def test_slices_on_quantised_weights(self, new_scene: NewScene, models: Models, tmp_path: Path) -> None:
+        """Replacements stay as they are, deltas and adapters go beside what is rounded."""
+        (tmp_path / "int8").mkdir()
+        quantise(Path(models.chat.path), tmp_path / "int8", mlp_linears())
+        served = models.chat.model_copy(update={"quantized": WeightSet(name="int8", path=str(tmp_path / "int8"))})
+        scene = new_scene(served)
+        scene.tasks(*ALL)
+        scene.start()
+        for task in PROMPTS:
+            scene.submit(f"{task}-alone", task)
+            scene.answer(f"{task}-alone")
+        for task in PROMPTS:
+            scene.submit(f"{task}-together", task)
+        texts = [scene.answer(f"{task}-together") for task in PROMPTS]
+        assert texts == [scene.answer(f"{task}-alone") for task in PROMPTS]
+        assert len(set(texts)) == len(PROMPTS)
+        assert scene.engine.models["chat"].state.weights == "int8"
+
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -357,9 +381,6 @@ def damaged(models: Models, tmp_path: Path) -> ServedModel:
     path = slice_path(folder, TUNED)
     path.write_bytes(path.read_bytes()[:2000])
     return models.chat.model_copy(update={"path": str(folder)})
-
-
-NewScene = Callable[..., Scene]
 
 
 class TestComingAndGoing:
