@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from sixfold_api.base import ApiModel
+from sixfold_api.exit_heads import ExitHeads
 from sixfold_api.names import CLAIMS_DIRECTORY, CREDENTIALS_DIRECTORY
 from sixfold_api.precision import Precision, TextSource
 from sixfold_api.scalars import Task
+from sixfold_api.subgraphs import SliceSpec
 from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE, PreparationSummary
 from sixfold_runtime.logs import quiet_torchao
 from sixfold_runtime.prepare import hub, report, steps, summary
@@ -21,7 +22,7 @@ from sixfold_runtime.prepare.files import REPORT
 
 _TERMINATION_LOG = Path("/dev/termination-log")
 _PUBLIC_HUB = "https://huggingface.co"
-_Model = TypeVar("_Model", bound=ApiModel)
+_Value = TypeVar("_Value")
 
 
 def prepare(
@@ -39,13 +40,16 @@ def prepare(
     lora: Annotated[str | None, typer.Option(help="pvc:// of a LoRA adapter to put on the weights.")] = None,
     draft_for: Annotated[str | None, typer.Option(help="pvc:// of the prepared target of this draft.")] = None,
     target_name: Annotated[str, typer.Option(help="Name of the target's ModelVariant.")] = "target",
+    exit_heads: Annotated[str | None, typer.Option(help="`exitHeads` of a ModelVariant, as JSON.")] = None,
+    slices: Annotated[str | None, typer.Option(help="`slices` of a ModelVariant, as JSON.")] = None,
     credentials: Annotated[Path, typer.Option(help="Folder with the hub's `token`.")] = Path(CREDENTIALS_DIRECTORY),
     endpoint: Annotated[str, typer.Option(envvar="HF_ENDPOINT", help="Address of the hub.")] = _PUBLIC_HUB,
     summary_path: Annotated[
         Path, typer.Option("--summary", help="Where the result goes, at most 4 KiB of JSON.")
     ] = _TERMINATION_LOG,
 ) -> None:
-    """Fetch a model, adapt and quantise it as asked, verify it, and write what was found.
+    """Fetch a model, adapt and quantise it as asked, train exit heads and task slices, verify all of it, and write what
+    was found.
 
     Exits with 0 if the model can be served, with 2 if another try would find the same fault, with 1 if it might not.
     `sixfold prepare lora --help` tells how an adapter is retrained for quantised weights.
@@ -64,6 +68,8 @@ def prepare(
         lora=lora,
         draft_for=draft_for,
         target_name=target_name,
+        exit_heads=_parse(ExitHeads, exit_heads, "--exit-heads"),
+        slices=_parse(tuple[SliceSpec, ...], slices, "--slices") or (),
     )
     _run(request, summary_path)
 
@@ -114,11 +120,11 @@ def retrain(
     _log(f"written to {out}: give it as `lora` of a variant with these weights")
 
 
-def _parse(model: type[_Model], text: str | None, option: str) -> _Model | None:
+def _parse(kind: type[_Value], text: str | None, option: str) -> _Value | None:
     if text is None:
         return None
     try:
-        return model.model_validate_json(text)
+        return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise typer.BadParameter(problems, param_hint=option) from error

@@ -36,6 +36,8 @@ class Reason(StrEnum):
     ADAPTER_NOT_RETRAINED = "AdapterNotRetrained"
     UNUSABLE_SLICE = "UnusableSlice"
     UNUSABLE_TRAINING = "UnusableTraining"
+    UNUSABLE_EXITS = "UnusableExits"
+    INVALID_DEPTHS = "InvalidDepths"
     UNEXPECTED = "Unexpected"
 
 

@@ -1,4 +1,5 @@
-"""What a preparation does, in order: fetch, verify, adapt, quantise, verify again, compare with a target."""
+"""What a preparation does, in order: fetch, verify, adapt, quantise, train exit heads, make task slices, verify again,
+compare with a target."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sixfold_api.exit_heads import ExitHeads
 from sixfold_api.precision import Precision, QualityReport, Scheme, TextSource
 from sixfold_api.scalars import Task
+from sixfold_api.subgraphs import SliceSpec
 from sixfold_api.variant import PreparationSummary
 from sixfold_runtime.prepare import hub, sources
-from sixfold_runtime.prepare.artifact import Workspace, explained
+from sixfold_runtime.prepare.artifact import Workspace, copy_model, explained
 from sixfold_runtime.prepare.failures import PreparationError, Reason
+from sixfold_runtime.prepare.files import EXITS
 from sixfold_runtime.prepare.verify import Verified, count_parameters, verify
 
 Log = Callable[[str], None]
@@ -37,6 +41,18 @@ class Request:
     lora: str | None = None
     draft_for: str | None = None
     target_name: str = ""
+    exit_heads: ExitHeads | None = None
+    slices: tuple[SliceSpec, ...] = ()
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether other files than the source's are made."""
+        quantises = self.precision.scheme is not Scheme.NONE
+        return quantises or self.lora is not None or self.exit_heads is not None or self.makes_slices
+
+    @property
+    def makes_slices(self) -> bool:
+        return any(spec.is_made for spec in self.slices)
 
 
 @dataclass
@@ -57,18 +73,18 @@ def run(request: Request, outcome: Outcome, log: Log) -> None:
     began = time.monotonic()
     outcome.report["source"] = request.source
     source = sources.parse(request.source)
-    quantises = request.precision.scheme is not Scheme.NONE
-    rewrites = quantises or request.lora is not None
+    rewrites = request.rewrites
     place = _workspace(request) if rewrites or isinstance(source, sources.HubSource) else None
     folder, root = _locate(request, source, place, rewrites, log)
     outcome.folder = place.target if place else folder
-    verified = _verify(folder, root, request.task, log)
+    verified = _verify(folder, root, request, log)
     if rewrites and place is not None:
         with explained(place.target):
             made = _rewrite(request, folder, verified, place, outcome, log)
             place.publish(made)
             place.clear()
-        verified = _verify(place.target, _root(request, place), request.task, log)
+        verified = _verify(place.target, _root(request, place), request, log)
+    _verify_heads(request, outcome, verified, log)
     outcome.report |= {
         "facts": verified.facts.to_dict(),
         "files": verified.files,
@@ -108,9 +124,9 @@ def _locate(
     return folder, _root(request, place)
 
 
-def _verify(folder: Path, root: Path, task: Task, log: Log) -> Verified:
+def _verify(folder: Path, root: Path, request: Request, log: Log) -> Verified:
     try:
-        verified = verify(folder, root, task, hub.expected_digests(folder), log)
+        verified = verify(folder, root, request.task, hub.expected_digests(folder), log, bare=bool(request.slices))
     except PreparationError as error:
         if error.reason is Reason.CORRUPT_WEIGHTS and hub.forget(folder):
             error.transient = True
@@ -135,9 +151,49 @@ def _rewrite(request: Request, folder: Path, verified: Verified, place: Workspac
         adapted = place.folder("adapted")
         adapter.put_on(folder, verified.facts.scheme, sources.folder_in_claim(request.claims, found), adapted, log)
         folder = adapted
-    if request.precision.scheme is Scheme.NONE:
+    if request.precision.scheme is not Scheme.NONE:
+        folder = _quantise(request, folder, verified, place, outcome, log)
+    if request.exit_heads is None and not request.makes_slices:
         return folder
-    return _quantise(request, folder, verified, place, outcome, log)
+    extended = place.folder("extended")
+    copy_model(folder, extended)
+    if request.exit_heads is not None:
+        _make_exits(request, request.exit_heads, extended, outcome, log)
+    if request.makes_slices:
+        _make_slices(request, extended, outcome, log)
+    return extended
+
+
+def _make_exits(request: Request, spec: ExitHeads, folder: Path, outcome: Outcome, log: Log) -> None:
+    from sixfold_runtime.prepare import exit_report, exits
+
+    if request.calibration is None or request.evaluation is None:
+        raise PreparationError(Reason.UNEXPECTED, "--exit-heads needs --calibration and --evaluation")
+    order = exits.Order(spec, request.calibration, request.evaluation, request.claims)
+    report, content = exits.make(folder, order, log)
+    outcome.summary = outcome.summary.model_copy(update={"exits": report})
+    outcome.report["exits"] = content
+    exit_report.show(content)
+
+
+def _make_slices(request: Request, folder: Path, outcome: Outcome, log: Log) -> None:
+    """Make those that are to be made, and check that all fit the weights in `folder`."""
+    from sixfold_runtime.prepare import slices
+
+    reports = slices.make(folder, request.slices, request.task, request.claims, log)
+    outcome.summary = outcome.summary.model_copy(update={"slices": reports})
+    outcome.report["slices"] = [report.to_dict() for report in reports]
+
+
+def _verify_heads(request: Request, outcome: Outcome, verified: Verified, log: Log) -> None:
+    """What lies beside the weights that are served: exit heads, and slices that were made before."""
+    assert outcome.folder is not None
+    if EXITS in verified.files:
+        from sixfold_runtime.prepare import exits
+
+        exits.verify(outcome.folder)
+    if request.slices and not request.makes_slices:
+        _make_slices(request, outcome.folder, outcome, log)
 
 
 def _quantise(request: Request, folder: Path, verified: Verified, place: Workspace, outcome: Outcome, log: Log) -> Path:
