@@ -41,10 +41,14 @@ class Recipe:
 
 
 def _build_sentiment(folder: Path) -> None:
+    """The classifier, which other slices don't change, linked from the cache; then its slices."""
     # Torch and transformers take seconds to import: only where something is built.
     from classifier import build_classifier
+    from slices import build_slices
 
-    build_classifier(folder)
+    classifier = cached_folder("classifier", content_key(CLASSIFIER_MODULES, (MINILM, VADER)), build_classifier)
+    shutil.copytree(classifier / "sentiment", folder / "sentiment", copy_function=os.link)
+    build_slices(folder / "sentiment", _folder("tasks"))
 
 
 def _build_reviews(folder: Path) -> None:
@@ -60,10 +64,17 @@ def _build_tasks(folder: Path) -> None:
 
 
 COMMITTED = ("chat", "chat-draft")
+CLASSIFIER_MODULES = ("classifier", "fine_tuning", "reviews")
+TASK_MODULES = ("tasks", "wordnet")
+SLICE_TRAINING = tuple(
+    f"../../runtime_image/sixfold_runtime/prepare/{module}" for module in ("slice_data", "slice_model", "slice_train")
+)
 BUILT = {
-    "sentiment": Recipe(_build_sentiment, ("classifier", "fine_tuning", "reviews"), (MINILM, VADER)),
+    "sentiment": Recipe(
+        _build_sentiment, (*CLASSIFIER_MODULES, *TASK_MODULES, *SLICE_TRAINING, "slices"), (MINILM, VADER, WORDNET)
+    ),
     "reviews": Recipe(_build_reviews, ("reviews",), (VADER,)),
-    "tasks": Recipe(_build_tasks, ("tasks", "wordnet"), (WORDNET,)),
+    "tasks": Recipe(_build_tasks, TASK_MODULES, (WORDNET,)),
 }
 MODELS = (*COMMITTED, *BUILT)
 
@@ -93,11 +104,15 @@ def build(names: list[str], rebuild_pair: bool) -> dict[str, Path]:
             shutil.copytree(folder, EXAMPLES / name, dirs_exist_ok=True)
     folders = {name: EXAMPLES / name for name in names if name in COMMITTED}
     for name in [name for name in names if name in BUILT]:
-        recipe = BUILT[name]
-        key = content_key(recipe.modules, recipe.packages)
-        folders[name] = cached_folder(name, key, recipe.build) / name
+        folders[name] = _folder(name)
         _link(EXAMPLES / name, folders[name])
     return folders
+
+
+def _folder(name: str) -> Path:
+    """In the cache; built on the first call."""
+    recipe = BUILT[name]
+    return cached_folder(name, content_key(recipe.modules, recipe.packages), recipe.build) / name
 
 
 def _link(link: Path, folder: Path) -> None:

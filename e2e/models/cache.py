@@ -15,7 +15,7 @@ LIBRARIES = ("numpy", "tokenizers", "torch", "transformers")
 
 
 def content_key(modules: Iterable[str], packages: Iterable[Package]) -> str:
-    """Twelve hex digits over the builder's modules, the data's digests and the libraries' versions."""
+    """Twelve hex digits over modules (paths from this folder), the data's digests and the libraries' versions."""
     here = Path(__file__).parent
     facts = [sha256_of(here / f"{module}.py") for module in sorted(modules)]
     facts += sorted(package.sha256 for package in packages)
