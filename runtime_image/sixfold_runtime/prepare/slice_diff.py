@@ -7,7 +7,8 @@ rounding (a merged LoRA, arXiv 2106.09685), else it replaces the trunk's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,25 +89,17 @@ def low_rank(before: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, t
     allowed = _ROUNDINGS * torch.finfo(torch.float32).eps * float(after.abs().max())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for rank in _ranks(most):
-            # Randomised (Halko et al., arXiv 0909.4061): a few more columns and passes make it as good as exact here.
-            u, s, v = torch.svd_lowrank(change, q=min(rank + 8, outputs, inputs), niter=4)
-            if _misses(change, u, s, v, rank) > allowed:
-                continue
-            least = next(r for r in range(rank // 2, rank + 1) if r and _misses(change, u, s, v, r) <= allowed)
-            root = s[:least].sqrt()
-            return (v[:, :least] * root).t().float().contiguous(), (u[:, :least] * root).float().contiguous()
-    return None
+        # Randomised (Halko et al., arXiv 0909.4061): a few more columns and passes make it as good as exact here.
+        u, s, v = torch.svd_lowrank(change, q=min(most + 8, outputs, inputs), niter=4)
 
+    def is_enough(rank: int) -> bool:
+        return _misses(change, u, s, v, rank) <= allowed
 
-def _ranks(most: int) -> Iterator[int]:
-    """1, 2, 4, ... and the most."""
-    rank = 1
-    while rank < most:
-        yield rank
-        rank *= 2
-    if most > 0:
-        yield most
+    if most < 1 or not is_enough(most):
+        return None
+    rank = 1 + bisect_left(range(1, most + 1), True, key=is_enough)
+    root = s[:rank].sqrt()
+    return (v[:, :rank] * root).t().float().contiguous(), (u[:, :rank] * root).float().contiguous()
 
 
 def _misses(change: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, rank: int) -> float:
