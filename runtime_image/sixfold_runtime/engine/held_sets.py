@@ -91,10 +91,11 @@ class HeldSets:
         self._note_tasks(name)
 
     def adapt(self, active: str) -> None:
-        """Let the runners follow the configuration, and note what `active` offers."""
+        """Let the runners follow the configuration; `active` is the set that new requests get, "" if there is none."""
         for held in self:
             held.runner.adapt()
-        self._note_tasks(active)
+        if active:
+            self.enlist(active)
 
     def add(self, loaded: LoadedSet) -> None:
         self._sets = {**self._sets, loaded.name: loaded}

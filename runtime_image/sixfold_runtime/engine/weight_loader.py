@@ -206,7 +206,9 @@ class WeightLoader:
 
     def _kv_budget_bytes(self, freed_bytes: int = 0) -> int:
         available = self._place.available_bytes(self._place.device) + freed_bytes
-        return int((available - slice_bytes(self._slices, self._section())) * self._place.kv_share)
+        # Half of it at least: slices come one by one, and one that finds no memory fails alone.
+        left = max(available // 2, available - slice_bytes(self._slices, self._section()))
+        return int(left * self._place.kv_share)
 
     def _describe(self, name: str, error: Exception) -> str:
         """For people; the log gets all of it."""

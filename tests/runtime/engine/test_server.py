@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from sixfold_api.runtime_config import ServedModel
+from sixfold_api.runtime_config import ServedModel, SubgraphsConfig, TaskConfig
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore, default_config
 from sixfold_runtime.engine.protocol import (
@@ -33,6 +33,7 @@ from sixfold_runtime.engine.protocol import (
     State,
     Step,
     Submit,
+    TaskInfo,
     decode_to_gateway,
     encode,
 )
@@ -338,3 +339,27 @@ async def test_without_models_it_says_so(config_file: Path) -> None:
     async with serving(config_file, ready=False) as served:
         response = await served.http.get("/readyz")
         assert response.status_code == 503 and "SIXFOLD_MODELS" in response.text
+
+
+async def test_gateways_are_told_of_tasks_as_the_configuration_changes(config_file: Path, classifiers: Path) -> None:
+    def offering(sequence: int, *tasks: str) -> str:
+        section = SubgraphsConfig(tasks=tuple(TaskConfig(name=task) for task in tasks), on_demand=True)
+        config = default_config(3)
+        stable = config.stable.model_copy(update={"classification_subgraphs": section})
+        return config.model_copy(update={"sequence": sequence, "stable": stable}).model_dump_json(by_alias=True)
+
+    intent = ServedModel(name="intent", task=Task.CLASSIFICATION, path=str(classifiers / "intent"))
+    async with serving(config_file, intent) as served, served.connect() as gateway, asyncio.timeout(SECONDS):
+        served.write_config(offering(8, "topic", "nothing"))
+        tasks: list[TaskInfo] = []
+        while not tasks:
+            state = await receive(gateway)
+            assert isinstance(state, State)
+            assert state.models[0].labels == ["bad", "so-so", "good"]
+            tasks = state.models[0].tasks
+        assert [(task.name, task.labels) for task in tasks] == [
+            ("topic", ["sport", "music", "war", "food"]),
+            ("nothing", []),
+        ]
+        pod = (await served.http.get("/state")).json()
+        assert "nothing.safetensors is missing" in pod["models"][0]["sliceErrors"]["nothing"]
