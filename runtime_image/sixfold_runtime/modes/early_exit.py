@@ -161,24 +161,31 @@ def disagreement_bound(wrong: int, texts: int) -> float:
     """Clopper-Pearson: with 95% confidence, the share of which `wrong` of `texts` are a sample is at most this."""
     if wrong >= texts:
         return 1.0
+    ways = _log_ways(wrong, texts)
     low, high = wrong / texts, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _at_most(texts, middle)[wrong] > 1 - CONFIDENCE else (low, middle)
+        low, high = (middle, high) if _at_most(ways, texts, middle)[-1] > 1 - CONFIDENCE else (low, middle)
     return high
 
 
 def most_wrong(texts: int, budget: float) -> int:
     """Disagreements among so many texts up to which the bound keeps the budget; -1 if even none would be too many."""
-    if budget >= 1:
-        return texts
-    return int(np.searchsorted(_at_most(texts, budget), 1 - CONFIDENCE, side="right")) - 1 if budget > 0 else -1
+    if not 0 < budget < 1:
+        return texts if budget >= 1 else -1
+    likely = _at_most(_log_ways(math.ceil(texts * budget), texts), texts, budget)
+    return int(np.searchsorted(likely, 1 - CONFIDENCE, side="right")) - 1
 
 
-def _at_most(texts: int, share: float) -> Floats:
-    """[texts + 1]: probability that at most 0, 1, ... of so many texts are wrong, where `share` (0 to 1) of all are."""
-    wrong = np.arange(texts + 1)
-    ways = np.concatenate([[0.0], np.cumsum(np.log(texts - wrong[:-1]) - np.log(wrong[1:]))])
+def _log_ways(most: int, texts: int) -> Floats:
+    """[most + 1]: logarithm of the ways to choose 0, 1, ... of so many texts."""
+    chosen = np.arange(1, most + 1)
+    return np.concatenate([[0.0], np.cumsum(np.log((texts - chosen + 1) / chosen))])
+
+
+def _at_most(ways: Floats, texts: int, share: float) -> Floats:
+    """Like `ways`: probability that at most 0, 1, ... are wrong, where `share` (between 0 and 1) of all are."""
+    wrong = np.arange(len(ways))
     cumulated: Floats = np.cumsum(np.exp(ways + wrong * math.log(share) + (texts - wrong) * math.log1p(-share)))
     return cumulated
 
