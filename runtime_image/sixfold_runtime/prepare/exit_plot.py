@@ -52,11 +52,16 @@ class _Panel:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}" stroke="#ffffff" stroke-width="1.5"/>'
         )
 
-    def label(
-        self, point: Point, text: str, colour: str, *, dx: float = 9, dy: float = 4, anchor: str = "start"
-    ) -> None:
-        x, y = self.at(point)
-        self.marks.append(_text(x + dx, y + dy, text, colour, anchor=anchor))
+    def label(self, point: Point, height: float, text: str, colour: str) -> None:
+        """To the right of a point, centred at a height in pixels."""
+        x, _ = self.at(point)
+        self.marks.append(_text(x + 9, height + 4, text, colour))
+
+    def legend(self, place: int, text: str, colour: str) -> None:
+        """An entry in the upper right corner, counted from 0."""
+        y = _TOP + 14 + 20 * place
+        self.marks.append(f'<circle cx="{self.right - 4:.1f}" cy="{y - 4:.1f}" r="5" fill="{colour}"/>')
+        self.marks.append(_text(self.right - 15, y, text, _INK, anchor="end"))
 
     def axes(self, title: str, subtitle: str, x_name: str, ticks: Sequence[Sequence[tuple[float, str]]]) -> None:
         """Titles, grid lines and tick labels: `ticks` of x and of y."""
@@ -98,19 +103,19 @@ def _surface(content: Mapping[str, Any]) -> _Panel:
     values = [full, *(y for curve in curves.values() for _, y in curve)]
     y_ticks = _even(min(values), max(values))
     panel = _Panel(70, 430, (0, 1), (y_ticks[0], y_ticks[-1]))
-    panel.line([(0, full), (1, full)], _SOFT, dashed=True, width=1.5)
     ends = []
     for place, (depth, curve) in enumerate(curves.items()):
         colour = _LINES[place * (_MAX_LINES - 1) // max(1, len(curves) - 1)]
         panel.line(curve, colour)
         ends.append((curve[-1], f"layer {depth}", colour))
-    ends.append(((1, full), "full model", _SOFT))
+    panel.line([(0, full), (1, full)], _INK, dashed=True, width=1.5)
+    ends.append(((1, full), "full model", _INK))
     for (point, name, colour), y in zip(ends, _apart([panel.at(point)[1] for point, _, _ in ends]), strict=True):
-        panel.label(point, name, colour, dy=y - panel.at(point)[1] + 4)
+        panel.label(point, y, name, colour)
     percent = [(value / 5, f"{value * 20}%") for value in range(6)]
     panel.axes(
         "One exit: accuracy by depth and exit rate",
-        "The surest texts leave behind that layer, the others run through (calibration text)",
+        "The surest leave behind that layer, the others run through (calibration text)",
         "texts that exit",
         (percent, [(value, f"{value:.1%}") for value in y_ticks]),
     )
@@ -124,42 +129,28 @@ def _trade_off(content: Mapping[str, Any]) -> _Panel:
     for row in content["budgets"]:
         steps += [(row["maxDisagreement"], steps[-1][1]), (row["maxDisagreement"], float(row["meanLayers"]))]
     panel.line(steps, _INK)
-    budget, chosen, held_out = content["maxDisagreement"], content["calibrated"], content["heldOut"]
+    budget, held_out = content["maxDisagreement"], content["heldOut"]
+    chosen, quantile = content["calibrated"], content["quantile"]
     panel.line([(min(budget, _MAX_BUDGET), 0), (min(budget, _MAX_BUDGET), layers)], _CHOSEN, dashed=True, width=1.5)
     marks = [
-        (_inside(budget), float(chosen["meanLayers"]), f"chosen: {float(chosen['meanLayers']):.2f} layers", _CHOSEN),
-        (held_out["disagreement"], held_out["meanLayers"], "held out, as measured", _MEASURED),
-        (
-            _inside(float(content["quantile"]["disagreementBound"])),
-            float(content["quantile"]["meanLayers"]),
-            "rule Quantile, at its bound",
-            _OTHER,
-        ),
+        (budget, chosen["meanLayers"], f"chosen: {float(chosen['meanLayers']):.2f} layers", _CHOSEN),
+        (held_out["disagreement"], held_out["meanLayers"], "the same on held-out text, as measured", _MEASURED),
+        (quantile["disagreementBound"], quantile["meanLayers"], "rule Quantile, at its bound", _OTHER),
     ]
-    heights = _apart([panel.at((x, y))[1] for x, y, _, _ in marks])
-    for (x, y, name, colour), height in zip(marks, heights, strict=True):
-        x, y = _inside(x), float(y)
-        right_half = x > _MAX_BUDGET / 2
-        panel.dot((x, y), colour)
-        panel.label(
-            (x, y), name, colour, dx=-9 if right_half else 9, dy=height - panel.at((x, y))[1] + 4,
-            anchor="end" if right_half else "start",
-        )  # fmt: skip
+    for place, (share, mean_layers, name, colour) in enumerate(marks):
+        panel.dot((min(float(share), _MAX_BUDGET), float(mean_layers)), colour)
+        panel.legend(place, name, colour)
     every = max(1, round(layers / 6))
     panel.axes(
         f"All exits: layers run, of {layers}",
-        "Mean over calibration text, by the disagreement with the full model that is allowed",
-        "disagreement, at most (95% confidence)",
+        "Mean over calibration text, by the disagreement that is allowed",
+        "labels that may differ from the full model's (at 95% confidence)",
         (
             [(value / 100, f"{value}%") for value in range(0, 11, 2)],
             [(value, str(value)) for value in range(0, layers + 1, every)],
         ),
     )
     return panel
-
-
-def _inside(share: float) -> float:
-    return min(float(share), _MAX_BUDGET)
 
 
 def _even(low: float, high: float) -> list[float]:
