@@ -52,8 +52,11 @@ def load(
     settings = settings.model_copy(
         update={"policy": policy.name, "namespace": policy.namespace, "models": models.served, "device": device}
     )
+    missing = models.missing_tasks(policy.spec)
     config = ConfigStore(
-        _runtime_config(policy.spec, models.unsupported), policy.file, lambda content: _reread(policy, models, content)
+        _runtime_config(policy.spec, models.unsupported),
+        policy.file,
+        lambda content: _reread(policy, models, missing, content),
     )
     states = {mode.name: mode.state for mode in effective(policy.spec, unsupported=models.unsupported).modes}
     warnings = [
@@ -61,7 +64,7 @@ def load(
         for mode, reason in models.unsupported.items()
         if states[mode] is ModeState.UNSUPPORTED
     ]
-    warnings += models.missing_tasks(policy.spec)
+    warnings += missing
     if policy.spec.gateway.api_keys_secret_ref is not None and settings.api_keys_directory is None:
         warnings.append("the gateway is open: spec.gateway.apiKeysSecretRef needs --api-keys DIRECTORY here")
     return LocalSetup(settings, config, tuple(warnings))
@@ -87,8 +90,11 @@ def _runtime_config(spec: InferencePolicySpec, unsupported: Mapping[Mode, str]) 
     return RuntimeConfig(sequence=sequence, stable=result.config, provenance=result.provenance)
 
 
-def _reread(policy: Policy, models: LocalModels, content: bytes) -> RuntimeConfig:
-    """The configuration in an edited file. Raises ManifestError, also for a change that needs a restart."""
+def _reread(policy: Policy, models: LocalModels, told: list[str], content: bytes) -> RuntimeConfig:
+    """The configuration in an edited file. Raises ManifestError, also for a change that needs a restart.
+
+    `told` are the missing tasks that the user knows of.
+    """
     try:
         found = manifests.parse(policy.file, content).policy(policy.name)
     except ManifestError as error:
@@ -96,5 +102,7 @@ def _reread(policy: Policy, models: LocalModels, content: bytes) -> RuntimeConfi
     if _shape(found.spec) != _shape(policy.spec):
         raise ManifestError("another variantRef, draftDevice or fullWeights needs a restart here")
     for warning in models.missing_tasks(found.spec):
-        log.warning(warning)
+        if warning not in told:
+            log.warning(warning)
+            told.append(warning)
     return _runtime_config(found.spec, models.unsupported)

@@ -238,6 +238,7 @@ def test_exits_and_tasks_that_nobody_prepared(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "policy.yaml").write_text(HEAD + EXITS_AND_TASKS.replace("name: ner", "name: topic"))
     setup.config.poll()
     assert "the task topic of intent can't be served" in caplog.text
+    assert "the task ner" not in caplog.text, "that was told before"
 
 
 def test_exits_that_are_asked_for_later_and_nobody_prepared(tmp_path: Path) -> None:
