@@ -32,7 +32,7 @@ def cut(
     """Write what `checkpoint` has of its own to `target`, once its logits are those of the checkpoint.
 
     Args:
-        trunk: the opened trunk (on the CPU), or its folder.
+        trunk: the opened trunk, or its folder. Logits are compared on the CPU, where fp32 is exact enough.
         task: of the slice; absent means what the checkpoint's architecture is for.
 
     Raises PreparationError(UnusableSlice): the checkpoint isn't the trunk with other feed-forward parts and head, it is
@@ -40,13 +40,15 @@ def cut(
     """
     began = time.monotonic()
     _require_task(checkpoint, task)
-    for folder in (trunk if isinstance(trunk, Path) else trunk.folder, checkpoint):
-        _require_full_precision(folder)
-    trunk = open_trunk(trunk, _CPU) if isinstance(trunk, Path) else trunk
+    folder = trunk if isinstance(trunk, Path) else trunk.folder
+    _require_full_precision(folder)
+    _require_full_precision(checkpoint)
+    if isinstance(trunk, Path) or trunk.model.device != _CPU:
+        trunk = open_trunk(folder, _CPU)
     tuned = open_model(checkpoint, _CPU)
     trunk.require_task(tuned.served.task)
     layers = [trunk.host.mlp_modules(index) for index in range(trunk.host.layers)]
-    found = difference(TensorStore(trunk.folder), TensorStore(checkpoint), layers, tuned.served.task)
+    found = difference(TensorStore(folder), TensorStore(checkpoint), layers, tuned.served.task)
     partial = target.with_name(f".{target.name}.new")
     write_slice(partial, found.tensors, tuned.served.task, tuned.labels, trunk.fingerprint)
     try:

@@ -19,7 +19,7 @@ from sixfold_api.scalars import Task
 from sixfold_api.subgraphs import AdapterShape, SliceSpec
 from sixfold_api.variant import PERMANENT_FAILURE_EXIT_CODE
 from sixfold_runtime.engine.slice_file import slice_info, slice_path
-from sixfold_runtime.prepare import slices
+from sixfold_runtime.prepare import int8, slices
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.slice_cli import app
 from sixfold_runtime.prepare.slice_data import LabelledText
@@ -27,6 +27,7 @@ from sixfold_runtime.prepare.slice_measure import agreement
 from sixfold_runtime.prepare.slice_model import AdaptedModel
 from sixfold_runtime.prepare.slice_train import Recipe, Trained, train
 from sixfold_runtime.prepare.slice_trunk import label_logits, open_trunk, token_logits
+from sixfold_runtime.prepare.verify import verify
 
 RECIPE = Recipe(AdapterShape(width=8, layers=2), epochs=6, learning_rate=1e-2, batch=16)
 COLOURS = ("red", "green", "blue")
@@ -127,6 +128,25 @@ def test_what_is_trained_is_what_the_engine_computes(kind: str, task: Task, tmp_
     flat = torch.cat([each if each.ndim == 2 else each[None] for each in logits])
     wanted = torch.tensor([label for text in labels for label in text])
     assert float(torch.nn.functional.cross_entropy(flat, wanted)) == pytest.approx(ours, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "task", "rows"),
+    [
+        ("Bert", "ForSequenceClassification", Task.CLASSIFICATION, texts(300)),
+        ("Llama", "ForCausalLM", Task.GENERATION, stories(150)),
+    ],
+)
+def test_quantised_trunks_learn_too(
+    kind: str, suffix: str, task: Task, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Slices are made on the weights that answer."""
+    full = save_model(tmp_path / "full", kind, suffix, initializer_range=0.1)
+    linears = verify(full, tmp_path, task, {}, print).linears
+    (tmp_path / "int8").mkdir()
+    int8.quantise(full, tmp_path / "int8", linears)
+    done = trained(tmp_path / "int8", lines(tmp_path / "text.jsonl", rows), task)
+    assert done.after.is_better_than(done.before)
 
 
 def test_the_same_text_and_seed_give_the_same_slice(tmp_path: Path) -> None:
