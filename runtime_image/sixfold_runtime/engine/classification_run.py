@@ -47,18 +47,25 @@ class Run(Protocol):
     texts: list[Text]
 
     def advance(self) -> list[Answer]:
-        """Compute on until texts may leave, and answer those that do. Cancelled ones are dropped before that."""
+        """Compute a step, at most until texts may leave, and answer those that do. Drops cancelled ones first."""
 
 
 class LayeredRun:
     """Through a trunk."""
 
-    def __init__(self, trunk: Trunk, texts: Sequence[Text], plan: ExitPlan | None, metrics: ExitMetrics) -> None:
-        """`plan`: for texts that may exit; None: all of them run through all layers."""
+    def __init__(
+        self, trunk: Trunk, texts: Sequence[Text], plan: ExitPlan | None, metrics: ExitMetrics, step_tokens: int
+    ) -> None:
+        """
+        Args:
+            plan: for texts that may exit; None: all of them run through all layers.
+            step_tokens: `advance` computes no more than so many tokens through all layers, or one layer.
+        """
         self.texts = list(texts)
         self._trunk = trunk
         self._plan = plan
         self._metrics = metrics
+        self._step_token_layers = step_tokens * trunk.layers
         self._depth = 0
         self._rows: Rows | None = None
 
@@ -72,7 +79,11 @@ class LayeredRun:
         for index in range(self._depth, depth):
             rows = self._trunk.layer(index, rows, slices if any(slices) else None)
         self._depth = depth
-        answers = self._all_labelled(rows) if depth == self._trunk.layers else self._sure_ones(rows)
+        answers: list[Answer] = []
+        if depth == self._trunk.layers:
+            answers = self._all_labelled(rows)
+        elif depth == self._exit_depth(depth - 1):
+            answers = self._sure_ones(rows)
         gone = {answer.text for answer in answers}
         kept = [index for index, text in enumerate(self.texts) if text not in gone]
         self._rows = _select(self._trunk, rows, kept) if kept else None
@@ -93,11 +104,16 @@ class LayeredRun:
         return rows
 
     def _next_depth(self) -> int:
-        """Where texts may leave next, or the last layer."""
-        depth = None
+        """Where texts may leave next, or how far a step goes."""
+        step = max(1, self._step_token_layers // sum(text.tokens for text in self.texts))
+        return min(self._exit_depth(self._depth), self._depth + step)
+
+    def _exit_depth(self, depth: int) -> int:
+        """The next one after `depth` layers where texts may leave; the last layer at last."""
+        found = None
         if self._plan is not None and any(text.may_exit for text in self.texts):
-            depth = self._plan.next_depth(self._depth)
-        return self._trunk.layers if depth is None else depth
+            found = self._plan.next_depth(depth)
+        return self._trunk.layers if found is None else found
 
     def _sure_ones(self, rows: Rows) -> list[Answer]:
         """Those that leave at an exit, with its labels. NaN is never sure enough."""

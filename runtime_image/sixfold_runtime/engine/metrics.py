@@ -211,7 +211,7 @@ class ModelMetrics:
         self._metrics.busy.labels(**self._labels).inc(seconds)
 
     def ended(self, level: int, outcome: str) -> None:
-        self._metrics.requests.labels(**self._labels, level=str(level), outcome=outcome).inc()
+        self._at(self._metrics.requests, level, outcome).inc()
 
     def released(self) -> None:
         """The weights are gone from memory."""

@@ -32,7 +32,7 @@ def submit(runner: ClassificationRunner, sink: Any, **texts: list[int]) -> None:
 
 def finish(runner: ClassificationRunner, sink: Any) -> int:
     steps = 0
-    while runner.waiting:
+    while runner.can_step:
         sink.take(runner.step())
         steps += 1
     return steps
@@ -116,21 +116,27 @@ def test_a_batch_of_a_module_is_one_padded_forward(
     assert shapes == [(4, 60)]
 
 
-@pytest.mark.parametrize(("kind", "first"), [("own trunk", ["a", "b", "c", "d"]), ("transformers module", ["a"])])
+@pytest.mark.parametrize(
+    ("kind", "step_tokens", "first"), [("own trunk", 20, "abc"), ("transformers module", 100, "a")]
+)
 def test_batches_are_bounded_and_first_come_first_served(
     kind: str,
-    first: list[str],
+    step_tokens: int,
+    first: str,
     new_classifier: NewRunner,
     classifier: LoadedModel,
     electra: LoadedModel,
     collector: Any,
 ) -> None:
-    runner = new_classifier(classifier if kind == "own trunk" else electra, prefill_tokens=100)
+    """A batch of a trunk's may take four steps, 80 tokens here; that of a module is one, and two padded texts too much
+    for it."""
+    runner = new_classifier(classifier if kind == "own trunk" else electra, prefill_tokens=step_tokens)
     submit(runner, collector, **TEXTS)
-    collector.take(runner.step())
-    assert sorted(collector.dones) == first, "81 tokens; padded 2 x 60 are too many"
+    while not collector.dones:
+        collector.take(runner.step())
+    assert sorted(collector.dones) == list(first)
     finish(runner, collector)
-    assert sorted(collector.dones) == ["a", "b", "c", "d"]
+    assert sorted(collector.dones) == list("abcd")
 
 
 SMALL = {
@@ -246,8 +252,8 @@ def test_a_module_has_neither_exits_nor_tasks(
 
 
 def test_the_level_is_the_one_at_the_forward(new_classifier: NewRunner, config: Any, collector: Any) -> None:
-    runner = new_classifier(max_running=1)
-    submit(runner, collector, a=[5], b=[6])
+    runner = new_classifier(prefill_tokens=1)
+    submit(runner, collector, a=[5] * 4, b=[6])
     collector.take(runner.step())
     config.set_level(0)
     finish(runner, collector)

@@ -286,7 +286,7 @@ def test_nothing_is_computed_twice_nor_for_texts_that_left(
 def test_without_the_mode_nobody_is_asked_and_level_2_turns_it_off_for_new_texts(
     new_runner: NewRunner, recorded: LoadedModel, recorder: Recorder, policy: Policy, collector: Any, expected: Any
 ) -> None:
-    runner = new_runner(recorded, max_running=len(MIXED))
+    runner = new_runner(recorded, max_running=len(MIXED) // 4)  # a batch takes four times as many
     submit(runner, collector, **MIXED)
     submit(runner, collector, late=MIXED["t0"])
     collector.take(runner.step())
@@ -319,6 +319,28 @@ def test_answers_of_exits_do_not_wait_for_the_others(new_runner: NewRunner, coll
     collector.take(runner.step())
     assert set(collector.dones) == {name for name, ids in MIXED.items() if expected(ids)[0] == DEPTHS[0]}
     assert runner.running == len(MIXED) - len(collector.dones)
+
+
+@pytest.mark.parametrize("step_tokens", [10, 100, 250])
+def test_a_step_computes_a_part_of_a_large_batch(
+    step_tokens: int,
+    new_runner: NewRunner,
+    recorded: LoadedModel,
+    recorder: Recorder,
+    policy: Policy,
+    collector: Any,
+    expected: Any,
+) -> None:
+    runner = new_runner(recorded, prefill_tokens=step_tokens)
+    submit(runner, collector, **MIXED)
+    while runner.can_step:
+        recorder.clear()
+        collector.take(runner.step())
+        computed = sum(sum(lengths) for _, lengths in recorder.computed)
+        assert computed <= step_tokens * LAYERS or len(recorder.computed) == 1
+    for name, token_ids in MIXED.items():
+        layers, scores, _ = expected(token_ids)
+        check(collector.dones[name], layers, scores)
 
 
 def test_cancelled_texts_are_computed_no_further(
