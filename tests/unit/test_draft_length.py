@@ -120,7 +120,14 @@ def test_the_cost_model_converges_to_a_length_about_as_good_as_the_best(
     world.run(400)
     truth = rates(acceptance, cost, most)
     later = [truth[world.step()[0]] for _ in range(300)]
-    assert sum(later) / len(later) >= 0.85 * max(truth)
+    assert sum(later) / len(later) >= 0.75 * max(truth)
+
+
+def test_measuring_a_plain_step_again_is_no_reason_to_probe() -> None:
+    """Else the probe takes its place, the plain step stays unmeasured, and every other step drafts too little."""
+    world = World(CostModel(5), lambda position, context: 0.875, cost_of(0.0625, 0.0), rows=3)
+    world.run(700)
+    assert world.history[300:].count(5) >= 350
 
 
 def test_a_fresh_engine_drafts_at_once_and_converges_in_a_handful_of_steps() -> None:

@@ -159,6 +159,8 @@ class CostModel:
 
     def _probe(self, rows: Sequence[Row], chosen: list[int], costs: StepCosts) -> None:
         """Let undrafted rows draft a little now and then, to notice when it has begun to pay."""
+        if costs.age_steps(0) >= REMEASURE_STEPS:
+            return  # a step without drafts has to be measured first
         by_bucket: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             if row.room_tokens:
