@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.linear import DenseLinear, Linear
-from sixfold_runtime.engine.mlp import Tensors, read_tensor
+from sixfold_runtime.engine.mlp import Activation, Tensors, read_tensor
 from sixfold_runtime.engine.norm import RMSNorm
 from sixfold_runtime.engine.packed_rows import features
 from sixfold_runtime.engine.trunk import Rows
 
 TRAINED_HEAD = "head"
 """Module of a slice's head that was trained on a frozen trunk."""
-Activation = Callable[[torch.Tensor], torch.Tensor]
-"""May overwrite what it is given."""
 HIDDEN_MODULES = {"bert": "pooler.dense", "roberta": "classifier.dense", "distilbert": "pre_classifier"}
 """What lies before the last linear of a head for whole texts, by family; decoders have nothing there."""
 HIDDEN_ACTIVATIONS: dict[str, Activation] = {"bert": torch.tanh_, "roberta": torch.tanh_, "distilbert": torch.relu_}

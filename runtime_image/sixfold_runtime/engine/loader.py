@@ -170,8 +170,8 @@ def _module(config: dict[str, Any], store: TensorStore, task: Task, dtype: torch
     folder, quantization = store.folder, quantization_of(config)
     if is_bare(config):
         raise ModelLoadError(
-            f"{folder}: {config['architectures'][0]} with this config.json is no model that the engine computes itself: "
-            "without a head it can't be served"
+            f"{folder}: {config['architectures'][0]} with this config.json is no model that the engine computes "
+            "itself: without a head it can't be served"
         )
     if (folder / ADAPTER_FOLDER).is_dir():
         raise ModelLoadError(f"{folder}: adapters are served on models that the engine computes itself only")

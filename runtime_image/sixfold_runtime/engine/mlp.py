@@ -56,7 +56,7 @@ _CPU_TOKENS = 256
 Modules = tuple[str, ...]
 """Names of modules that share their input and are computed side by side."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
-"""What lies between the two products: [n, outputs of the first] -> [n, inputs of the second]; may overwrite."""
+"""What lies between two products: [n, outputs of the first] -> [n, inputs of the second]; may overwrite."""
 
 
 class TwoLinears:
