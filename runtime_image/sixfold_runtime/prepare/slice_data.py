@@ -42,6 +42,8 @@ class LabelledText:
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
+    line: int = 0
+    """Of the file; a generator's long text is several windows."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,12 @@ def read(
     if len(rows) < needed:
         raise _refused(path, f"it holds {len(rows)} samples, and {needed} are needed at least: add more")
     if task is Task.GENERATION:
-        samples = []
+        cut = []
         for number, row in rows:
             with _line(path, number):
-                samples.append(reader.sample(number, row))
-        cut = windows(samples, min(WINDOW_TOKENS, context_tokens))
-        return LabelledTexts(tuple(LabelledText(ids, ()) for ids in cut), (), 0)
+                sample = reader.sample(number, row)
+            cut += [LabelledText(ids, (), number) for ids in windows([sample], min(WINDOW_TOKENS, context_tokens))]
+        return LabelledTexts(tuple(cut), (), 0)
     names: list[list[str | None]] = []
     for number, row in rows:
         with _line(path, number):
@@ -99,17 +101,19 @@ def read(
     texts = []
     for (number, row), line in zip(rows, names, strict=True):
         with _line(path, number):
-            texts.append(_encode(reader, task, row, [IGNORED if name is None else known[name] for name in line]))
+            labels_of_line = tuple(IGNORED if name is None else known[name] for name in line)
+            texts.append(_encode(reader, task, number, row, labels_of_line))
     within = tuple(_within(text, task, context_tokens) for text in texts)
     return LabelledTexts(within, tuple(known), sum(len(text.ids) > context_tokens for text in texts))
 
 
 def split(texts: LabelledTexts, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
-    """For training and held out, where no other file is held out: a tenth, drawn with `seed`."""
-    shuffled = list(texts.texts)
-    random.Random(seed).shuffle(shuffled)
-    count = max(_MIN_HELD_OUT, int(len(shuffled) * _HELD_OUT_SHARE))
-    held_out, training = tuple(shuffled[:count]), tuple(shuffled[count:])
+    """For training and held out, where no other file is held out: a tenth of the lines, drawn with `seed`."""
+    lines = sorted({text.line for text in texts.texts})
+    drawn = set(random.Random(seed).sample(lines, max(_MIN_HELD_OUT, int(len(lines) * _HELD_OUT_SHARE))))
+    held_out, training = (
+        tuple(text for text in texts.texts if (text.line in drawn) is is_held_out) for is_held_out in (True, False)
+    )
     return LabelledTexts(training, texts.labels, texts.cut), LabelledTexts(held_out, texts.labels, 0)
 
 
@@ -193,11 +197,14 @@ def _require_labels(path: Path, found: Mapping[str, int], known: Mapping[str, in
         raise _refused(path, f"it has one label only, {next(iter(known))!r}: there is nothing to tell apart")
 
 
-def _encode(reader: TextReader, task: Task, row: Mapping[str, Any], labels: Sequence[int]) -> LabelledText:
+def _encode(
+    reader: TextReader, task: Task, number: int, row: Mapping[str, Any], labels: tuple[int, ...]
+) -> LabelledText:
     if task is Task.CLASSIFICATION:
-        return LabelledText(reader.sample(0, row).ids, tuple(labels))
+        return LabelledText(reader.sample(number, row).ids, labels, number)
     encoding = reader.tokenizer.encode(" ".join(row["tokens"]))
-    return LabelledText(tuple(encoding.ids), tuple(token_labels(row["tokens"], labels, encoding.offsets)))
+    found = token_labels(row["tokens"], labels, encoding.offsets)
+    return LabelledText(tuple(encoding.ids), tuple(found), number)
 
 
 def _within(text: LabelledText, task: Task, context_tokens: int) -> LabelledText:
@@ -208,7 +215,8 @@ def _within(text: LabelledText, task: Task, context_tokens: int) -> LabelledText
     def cut(values: tuple[int, ...]) -> tuple[int, ...]:
         return values[: context_tokens - 1] + values[-1:]
 
-    return LabelledText(cut(text.ids), cut(text.labels) if task is Task.TOKEN_CLASSIFICATION else text.labels)
+    labels = cut(text.labels) if task is Task.TOKEN_CLASSIFICATION else text.labels
+    return LabelledText(cut(text.ids), labels, text.line)
 
 
 def _refused(path: Path, problem: str) -> PreparationError:

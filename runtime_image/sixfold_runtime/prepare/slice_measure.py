@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,12 +58,10 @@ def score(model: LoadedModel, task_slice: TaskSlice | None, held_out: LabelledTe
 def agreement(wanted: Sequence[int], found: Sequence[int]) -> Score:
     """Accuracy and macro F1 (over the labels that occur) of answers; IGNORED ones don't count."""
     pairs = [(truth, answer) for truth, answer in zip(wanted, found, strict=True) if truth != IGNORED]
-    right = sum(truth == answer for truth, answer in pairs)
-    scores = []
-    for label in {label for pair in pairs for label in pair}:
-        hits = sum(truth == answer == label for truth, answer in pairs)
-        scores.append(2 * hits / sum((truth == label) + (answer == label) for truth, answer in pairs))
-    return Score("accuracy", right / len(pairs), sum(scores) / len(scores), len(pairs))
+    hits = Counter(truth for truth, answer in pairs if truth == answer)
+    uses = Counter(label for pair in pairs for label in pair)
+    scores = [2 * hits[label] / count for label, count in uses.items()]
+    return Score("accuracy", hits.total() / len(pairs), sum(scores) / len(scores), len(pairs))
 
 
 def _perplexity(model: LoadedModel, task_slice: TaskSlice | None, held_out: LabelledTexts) -> Score:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from slice_models import CONTEXT, CPU, LAYERS, WIDTH, save_model
+from slice_models import CONTEXT, CPU, LAYERS, WIDTH, is_ffn, retuned, save_model
 from typer.testing import CliRunner
 
 from sixfold_api.precision import TextSource
@@ -22,7 +22,7 @@ from sixfold_runtime.engine.slice_file import slice_info, slice_path
 from sixfold_runtime.prepare import int8, slices
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.slice_cli import app
-from sixfold_runtime.prepare.slice_data import LabelledText
+from sixfold_runtime.prepare.slice_data import LabelledText, LabelledTexts, split
 from sixfold_runtime.prepare.slice_measure import agreement
 from sixfold_runtime.prepare.slice_model import AdaptedModel
 from sixfold_runtime.prepare.slice_train import Recipe, Trained, train
@@ -54,8 +54,8 @@ def word_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     order = random.Random(seed)
     rows = []
     for _ in range(count):
-        words = sentence(order, order.randrange(3, 9))
-        labels = ["high" if int(word[1:]) > 50 else "low" for word in words]
+        words = [f"w{order.randrange(3, 19)}" for _ in range(order.randrange(3, 9))]
+        labels = ["high" if int(word[1:]) > 10 else "low" for word in words]
         rows.append({"tokens": words, "labels": [*labels[:-1], None]})
     return rows
 
@@ -83,7 +83,7 @@ def test_labels_are_learnt_over_each_trunk(kind: str, task: Task, tmp_path: Path
     trunk = save_model(tmp_path / "trunk", kind, "ForSequenceClassification", initializer_range=0.1)
     rows = texts if task is Task.CLASSIFICATION else word_rows
     done = trained(trunk, lines(tmp_path / "text.jsonl", rows(300)), task)
-    assert done.after.value > done.before.value + 0.15 and done.report.task is task
+    assert done.after.value > done.before.value + 0.1 and done.report.task is task
     info = slice_info(slice_path(trunk, "colour"))
     assert info.labels == (("blue", "green", "red") if task is Task.CLASSIFICATION else ("high", "low"))
     names = load_file(slice_path(trunk, "colour")).keys()
@@ -243,6 +243,13 @@ def test_generators_neither_label_nor_classifiers_generate(
         assert reason is Reason.UNUSABLE_SLICE and "can't have a slice" in message
 
 
+def test_held_out_lines_are_no_part_of_the_training() -> None:
+    windows = tuple(LabelledText((line, part), (), line) for line in range(60) for part in range(3))
+    training, held_out = split(LabelledTexts(windows, (), 0), seed=1)
+    assert not {text.line for text in training.texts} & {text.line for text in held_out.texts}
+    assert len(held_out.texts) == 30 and len(training.texts) == 150
+
+
 def test_agreement_leaves_out_words_without_a_label() -> None:
     score = agreement([0, 1, -100, 1], [0, 1, 1, 0])
     assert score.value == pytest.approx(2 / 3) and score.samples == 3
@@ -276,6 +283,9 @@ def test_the_preparation_makes_and_verifies_them(tmp_path: Path) -> None:
     assert [(report.name, report.task) for report in reports] == [("tale", Task.GENERATION)]
     assert slices.make(folder, [SliceSpec(name="tale")], Task.GENERATION, claims, print) == reports
     assert slices.verify(folder) == reports
+    retuned(folder, claims / "data" / "tuned", lambda name, tensor: tensor * 1.1 if is_ffn(name) else tensor)
+    made = slices.make(folder, [SliceSpec(name="cut", checkpoint="pvc://data/tuned")], Task.GENERATION, claims, print)
+    assert slices.verify(folder) == sorted(made + reports, key=lambda report: report.name)
     for spec, problem in (
         (SliceSpec(name="none"), "slice none: .*is missing"),
         (SliceSpec(name="tale", checkpoint="pvc://data/none"), "slice tale: .*has no folder"),
