@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.conditions import Conditions
-from sixfold_api.exit_heads import ExitHeads, ExitReport
+from sixfold_api.exit_heads import ExitHeads, ExitReport, ExitTraining
 from sixfold_api.pods import ClaimRef, PodSettings, SecretRef, VariantRef
 from sixfold_api.precision import Adapter, DraftReport, Precision, QualityReport, Scheme, TextSource
 from sixfold_api.scalars import Decimal, Duration, Task, duration_seconds
@@ -132,6 +132,12 @@ class ModelVariantSpec(SpecModel):
     def rewrites(self) -> bool:
         """Whether the preparation makes other files than the source's."""
         return self.quantises or self.lora is not None or self.exit_heads is not None or self.makes_slices
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the source's weights answer, with heads or slices beside them at most."""
+        retrains = self.exit_heads is not None and self.exit_heads.train is ExitTraining.TRUNK
+        return not (self.source.is_hub or self.quantises or self.lora is not None or retrains)
 
     @property
     def writes(self) -> bool:

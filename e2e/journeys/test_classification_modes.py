@@ -29,7 +29,7 @@ async def classify(gateway: str, texts: Iterable[str], task: str = "") -> httpx.
 
 def test_the_variant_says_what_exits_save(cluster: Cluster, namespace: str) -> None:
     """The Job trained and calibrated the heads; its report stands in the status, with the bound that was kept."""
-    variant = cluster.get(namespace, "mvar", "sentiment")
+    variant = cluster.get(namespace, "mvar", "film-sentiment")
     assert variant is not None
     exits = variant["status"]["exits"]
     assert condition(variant, "ExitsCalibrated")["status"] == "True"

@@ -30,7 +30,7 @@ def test_chat_and_stream_give_the_same_answer(client: openai.OpenAI) -> None:
 
 
 def test_both_names_of_the_model_are_listed(client: openai.OpenAI) -> None:
-    assert {"assistant", "chat", "sentiment"} <= {model.id for model in client.models.list()}
+    assert {"assistant", "chat", "film-sentiment"} <= {model.id for model in client.models.list()}
 
 
 def test_classification_goes_to_the_classifier(cluster: Cluster, namespace: str, gateway: str) -> None:
@@ -44,8 +44,8 @@ def test_classification_goes_to_the_classifier(cluster: Cluster, namespace: str,
     labels = [result["label"] for result in answer.json()["data"]]
     assert labels == ["positive", "negative"]
     metrics = {name: pod_metrics(cluster, namespace, name) for name in ("engine", "classifier")}
-    assert 'variant="sentiment"' in metrics["classifier"]
-    assert 'variant="sentiment"' not in metrics["engine"]
+    assert 'variant="film-sentiment"' in metrics["classifier"]
+    assert 'variant="film-sentiment"' not in metrics["engine"]
 
 
 @pytest.mark.parametrize(

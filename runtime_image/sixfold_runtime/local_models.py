@@ -122,15 +122,22 @@ class _Folders:
         if variant.spec.task not in tasks:
             raise ManifestError(f"{where}: {name} has the task {variant.spec.task}, {' or '.join(tasks)} is needed")
         place, uri = self._place(variant, ())
-        claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
-        if claim not in self.claims:
-            raise ManifestError(f"{place}: say which folder stands for the claim: --claim {claim}=FOLDER")
-        folder = self.claims[claim] / path
+        folder = self._at(place, uri)
+        if not folder.is_dir() and variant.spec.keeps_weights:  # the same weights, without the exit heads
+            place, uri = self._source(variant, ())
+            folder = self._at(place, uri)
         if folder.is_dir():
             return str(folder)
         if variant.spec.writes:
             raise _NotPreparedError(f"{name} isn't prepared here: {folder} is not a folder (see `sixfold prepare`)")
         raise ManifestError(f"{place}: {folder} is not a folder")
+
+    def _at(self, place: str, uri: str) -> Path:
+        """The folder that stands for a pvc:// address. Raises ManifestError where nobody said which does."""
+        claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
+        if claim not in self.claims:
+            raise ManifestError(f"{place}: say which folder stands for the claim: --claim {claim}=FOLDER")
+        return self.claims[claim] / path
 
     def _variant(self, where: str, name: str) -> Variant:
         found = next((variant for variant in self.variants if variant.name == name), None)
@@ -140,9 +147,14 @@ class _Folders:
 
     def _place(self, variant: Variant, seen: tuple[str, ...]) -> tuple[str, str]:
         """The field that says where the weights lie, and the pvc:// address of their folder."""
+        if variant.spec.artifact is None:
+            return self._source(variant, seen)
+        place = f"{variant.file}: ModelVariant/{variant.name}: spec.artifact.claimName"
+        return place, f"{CLAIM_SCHEME}{variant.spec.artifact.claim_name}/{variant.name}"
+
+    def _source(self, variant: Variant, seen: tuple[str, ...]) -> tuple[str, str]:
+        """As `_place`, of what the variant is made from."""
         where = f"{variant.file}: ModelVariant/{variant.name}: spec"
-        if variant.spec.artifact is not None:
-            return f"{where}.artifact.claimName", f"{CLAIM_SCHEME}{variant.spec.artifact.claim_name}/{variant.name}"
         if variant.spec.source.uri is not None:
             return f"{where}.source.uri", variant.spec.source.uri
         place = f"{where}.source.variantRef"

@@ -61,7 +61,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_folders_and_other_kinds() -> None:
     found = manifests.read([EXAMPLES])
     assert [policy.name for policy in found.policies] == ["assistant"]
-    assert {variant.name for variant in found.variants} >= {"chat", "sentiment"}
+    assert {variant.name for variant in found.variants} >= {"chat", "film-sentiment"}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,37 @@ def test_an_edit_takes_effect_and_a_bad_one_doesnt(policy_file: Path) -> None:
     policy_file.write_text(HEAD + SPEC)
     config.poll()
     assert (config.current.stable.level, config.error) == (3, "")
+
+
+EXITING = """
+apiVersion: sixfold.dev/v1alpha1
+kind: ModelVariant
+metadata: {name: intent}
+spec:
+  task: Classification
+  source: {uri: pvc://models/bert}
+  exitHeads: {training: {uri: pvc://models/t.jsonl}}
+  calibration: {uri: pvc://models/c.jsonl}
+  evaluation: {uri: pvc://models/e.jsonl}
+  artifact: {claimName: made}
+"""
+
+
+def test_heads_that_nobody_made_here_leave_the_source_to_answer(tmp_path: Path) -> None:
+    """The weights are the same: only early exit is off, with the reason."""
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "variant.yaml").write_text(EXITING)
+    (tmp_path / "policy.yaml").write_text(HEAD + "spec: {classification: {variantRef: {name: intent}, earlyExit: {}}}")
+    files, claims = (
+        [tmp_path / "policy.yaml", tmp_path / "variant.yaml"],
+        {"models": tmp_path, "made": tmp_path / "out"},
+    )
+    setup = local.load(files, claims, None, RuntimeSettings())
+    assert [model.path for model in setup.settings.models] == [str(tmp_path / "bert")]
+    assert setup.config.current.stable.early_exit is None
+    (tmp_path / "variant.yaml").write_text(EXITING.replace("exitHeads: {", "exitHeads: {train: Trunk, "))
+    with pytest.raises(ManifestError, match="intent isn't prepared here"):
+        local.load(files, claims, None, RuntimeSettings())
 
 
 START = "<|begin|>"

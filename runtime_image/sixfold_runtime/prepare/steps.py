@@ -79,6 +79,7 @@ def run(request: Request, outcome: Outcome, log: Log) -> None:
     outcome.folder = place.target if place else folder
     verified = _verify(folder, root, request, log)
     if rewrites and place is not None:
+        _require_another_place(folder, place)
         with explained(place.target):
             made = _rewrite(request, folder, verified, place, outcome, log)
             place.publish(made)
@@ -103,6 +104,16 @@ def _workspace(request: Request) -> Workspace:
     root = sources.claim_root(request.claims, claim)
     sources.require_inside(root / path, root)
     return Workspace(root / path)
+
+
+def _require_another_place(source: Path, place: Workspace) -> None:
+    """Raises PreparationError: the artifact would take the place of what it is made from."""
+    if source.resolve() == place.target.resolve():
+        raise PreparationError(
+            Reason.UNSAFE_PATH,
+            f"the weights would be written over their source: {place.target.name} is the variant's name and the "
+            "source's folder. Give the variant another name, or take another artifact.claimName",
+        )
 
 
 def _root(request: Request, place: Workspace) -> Path:
