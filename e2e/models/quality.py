@@ -33,6 +33,7 @@ from sixfold_runtime.sdk import Classification, InferenceEngine
 
 DOMAINS = {"heldout": "film reviews", "amazon": "product reviews", "tweets": "tweets", "nyt": "editorials"}
 TEXTS_A_CALL = 250
+TABLE_COLUMNS = 130
 DRIFTS = {"length_drift": "sixfold_exit_length_drift", "exit_rate_drift": "sixfold_exit_rate_drift"}
 
 
@@ -81,7 +82,7 @@ def main() -> None:
         domains = {name: measure_domain(engine, name, splits()[name][: options.texts]) for name in DOMAINS}
         tasks = measure_category(engine) | measure_pos(engine)
     for table in (domain_table(domains), task_table(tasks)):
-        CONSOLE.print(table)
+        CONSOLE.print(table, width=TABLE_COLUMNS)
     shown = {name: asdict(figures) for name, figures in (domains | tasks).items()}
     print(json.dumps(shown))
 

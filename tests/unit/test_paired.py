@@ -53,3 +53,4 @@ def test_macro_f1_weighs_labels_alike() -> None:
     truth = list("aaaaaaaab")
     assert macro_f1(truth, truth) == 1
     assert macro_f1(truth, list("aaaaaaaaa")) == pytest.approx((16 / 17 + 0) / 2)
+    assert macro_f1(list("aa"), list("ac")) == pytest.approx(2 / 3)
