@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.slice_file import order_header
 from sixfold_runtime.engine.trunk import Trunk
 from sixfold_runtime.modes.early_exit import Calibration
 
@@ -185,6 +186,7 @@ def write_exit_heads(folder: Path, heads: ExitHeads, fingerprint: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         save_file(tensors, partial, metadata)
+        order_header(partial)
         partial.chmod(0o644)  # safetensors lets nobody else read it
         partial.rename(path)
     finally:

@@ -115,15 +115,15 @@ def write_slice(
     partial = path.with_name(f".{path.name}.partial")
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial, metadata)
-        _order_header(partial)
+        order_header(partial)
         partial.chmod(0o644)  # safetensors lets nobody else read it
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _order_header(path: Path) -> None:
-    """safetensors writes the metadata in another order each time: the same slice shall be the same bytes."""
+def order_header(path: Path) -> None:
+    """safetensors writes the metadata in another order each time: the same content shall be the same bytes."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(_PREFIX_BYTES), "little")
         header = json.loads(file.read(size))

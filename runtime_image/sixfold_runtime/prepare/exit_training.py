@@ -30,6 +30,7 @@ _SHARPNESS = (0.1, 10.0)
 _SEARCH_STEPS = 50
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _HISTORY = 10
+_SEED = 0
 _GRADIENT, _CHANGE = 1e-4, 1e-6
 """Where the descent ends before its passes do."""
 
@@ -72,7 +73,7 @@ def train(
     mean, scale = features.mean(dim=0), features.std(dim=0)
     scale = torch.where(scale > 1e-6 * scale.max().clamp_min(1e-30), scale, torch.inf)  # constant ones tell nothing
     features.sub_(mean).div_(scale)
-    ridge, logits = _cross_validated(features, targets, epochs)
+    ridge, logits = _cross_validated(features, targets, _folds(labels), epochs)
     weight, bias = _Fit(features, targets).to(RIDGES[: RIDGES.index(ridge) + 1], epochs)[-1]
     temperature = fit_temperature(logits, labels)
     agrees = logits.argmax(dim=1) == full_logits.argmax(dim=1)
@@ -88,9 +89,19 @@ def train(
     )
 
 
-def _cross_validated(features: torch.Tensor, targets: torch.Tensor, epochs: int) -> tuple[float, torch.Tensor]:
+def _folds(labels: torch.Tensor) -> torch.Tensor:
+    """[texts]: the fold of each, drawn so that every fold has its share of every label."""
+    drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED)).to(labels.device)
+    by_label = drawn[labels[drawn].argsort(stable=True)]
+    folds = torch.empty_like(labels)
+    folds[by_label] = torch.arange(len(labels), device=labels.device) % FOLDS
+    return folds
+
+
+def _cross_validated(
+    features: torch.Tensor, targets: torch.Tensor, fold: torch.Tensor, epochs: int
+) -> tuple[float, torch.Tensor]:
     """The ridge with the least loss on texts that heads didn't see, and their logits with it, [texts, labels]."""
-    fold = torch.arange(len(features), device=features.device) % FOLDS
     logits = torch.zeros(len(RIDGES), *targets.shape, device=features.device)
     for number in range(FOLDS):
         seen, unseen = fold != number, fold == number
