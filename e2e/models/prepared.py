@@ -28,7 +28,7 @@ class PreparationFailedError(RuntimeError):
     """`sixfold prepare` refused; the message is what it printed."""
 
 
-def prepared_example(name: str = "sentiment") -> Path:
+def prepared_example(name: str = "film-sentiment") -> Path:
     """Folder of a variant of examples/variants.yaml, prepared on the first call and kept in the cache.
 
     The built models and texts must be there (`make models`). Raises PreparationFailedError.
@@ -39,7 +39,7 @@ def prepared_example(name: str = "sentiment") -> Path:
     facts = [spec.model_dump_json(), *(str(path.resolve()) for path in inputs)]
     facts += [sha256_of(PREPARATION / f"{module}.py") for module in HEADS_COME_FROM]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
-    return cached_folder(f"prepared-{name}", key, lambda folder: _prepare(spec, folder, inputs)) / name
+    return cached_folder(f"prepared-{name}", key, lambda folder: _prepare(spec, inputs, folder / name)) / name
 
 
 def _uris(spec: ModelVariantSpec) -> list[str]:
@@ -51,7 +51,7 @@ def _path(uri: str) -> Path:
     return EXAMPLES / uri.removeprefix(CLAIM_SCHEME)
 
 
-def _prepare(spec: ModelVariantSpec, folder: Path, inputs: list[Path]) -> None:
+def _prepare(spec: ModelVariantSpec, inputs: list[Path], target: Path) -> None:
     """As the Job does it, with a claim that holds copies: what lies on a claim must not lead out of it."""
     source = inputs[0]
     with TemporaryDirectory() as scratch:
@@ -65,7 +65,7 @@ def _prepare(spec: ModelVariantSpec, folder: Path, inputs: list[Path]) -> None:
             "task": spec.task,
             "claims": scratch,
             "artifact-claim": CLAIM,
-            "artifact-path": f"prepared/{source.name}",
+            "artifact-path": target.name,
             "summary": f"{scratch}/summary.json",
             "calibration": _json(spec.calibration),
             "evaluation": _json(spec.evaluation),
@@ -77,7 +77,7 @@ def _prepare(spec: ModelVariantSpec, folder: Path, inputs: list[Path]) -> None:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             raise PreparationFailedError(done.stderr[-4000:])
-        shutil.copytree(claim / "prepared" / source.name, folder / source.name)
+        shutil.copytree(claim / target.name, target)
 
 
 def _json(part: ApiModel | None) -> str:

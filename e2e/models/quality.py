@@ -29,6 +29,7 @@ from reviews import LABELS, Review, splits
 from rich.table import Table
 from tasks import glosses, sentences
 
+from sixfold_runtime.prepare.files import REPORT
 from sixfold_runtime.sdk import Classification, InferenceEngine
 
 DOMAINS = {"heldout": "film reviews", "amazon": "product reviews", "tweets": "tweets", "nyt": "editorials"}
@@ -78,13 +79,15 @@ def main() -> None:
     parser.add_argument("--texts", type=int, help="at most so many of each domain; absent: all")
     options = parser.parse_args()
     chosen = {} if options.max_disagreement is None else {"max_disagreement": options.max_disagreement}
-    with InferenceEngine(options.folder or prepared_example(), device="cpu", **chosen) as engine:
+    folder = options.folder or prepared_example()
+    calibrated = json.loads((folder / REPORT).read_text())["exits"]["calibrated"]
+    with InferenceEngine(folder, device="cpu", **chosen) as engine:
         domains = {name: measure_domain(engine, name, splits()[name][: options.texts]) for name in DOMAINS}
         tasks = measure_category(engine) | measure_pos(engine)
     for table in (domain_table(domains), task_table(tasks)):
         CONSOLE.print(table, width=TABLE_COLUMNS)
-    shown = {name: asdict(figures) for name, figures in (domains | tasks).items()}
-    print(json.dumps(shown))
+    CONSOLE.print(f"as prepared: at most {calibrated['disagreementBound']} of labels differ, at 95% confidence")
+    print(json.dumps({name: asdict(it) for name, it in (domains | tasks).items()} | {"calibrated": calibrated}))
 
 
 def measure_domain(engine: InferenceEngine, name: str, reviews: Sequence[Review]) -> DomainFigures:
