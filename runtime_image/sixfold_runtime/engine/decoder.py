@@ -151,11 +151,10 @@ class Decoder:
             turn(turned, pairs, layer.head_norm, turns)
             attention(index)
             layer.output.add_to(x, work.attended)
-            normed = layer.mlp_norm(x)
             if groups is not None and groups.touch(index):
-                x += groups.feed_forward(index, normed, layer.mlp)
+                x += groups.feed_forward(index, layer.mlp_norm(x), layer.mlp)
                 continue
-            layer.gate_up.write(normed, work.gate_up)
+            layer.gate_up.write(layer.mlp_norm(x), work.gate_up)
             layer.down.add_to(x, functional.silu(work.gate, inplace=True).mul_(work.up))
         return x
 
