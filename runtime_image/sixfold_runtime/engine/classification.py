@@ -38,8 +38,8 @@ from sixfold_runtime.modes.exit_drift import Drift
 
 log = logging.getLogger(__name__)
 _BATCH_STEPS = 4
-"""A full batch takes about so many steps. Measured on a CPU: of less than 100 tokens, each costs up to 2.6 times as much
-as of 150, so that a few survivors cost as much as many."""
+"""A full batch takes about so many steps. Measured on a CPU: where less than 100 tokens are computed, each costs up to
+2.6 times as much as among 150, so that a few survivors cost as much as many."""
 
 
 class ClassificationRunner:

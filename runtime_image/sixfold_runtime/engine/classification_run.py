@@ -75,14 +75,16 @@ class LayeredRun:
         if rows is None:
             return []
         slices = [text.task_slice for text in self.texts]
-        depth = self._next_depth()
+        exit_depth = self._exit_depth()
+        step_layers = max(1, self._step_token_layers // sum(rows.lengths))
+        depth = min(exit_depth, self._depth + step_layers)
         for index in range(self._depth, depth):
             rows = self._trunk.layer(index, rows, slices if any(slices) else None)
         self._depth = depth
         answers: list[Answer] = []
         if depth == self._trunk.layers:
             answers = self._all_labelled(rows)
-        elif depth == self._exit_depth(depth - 1):
+        elif depth == exit_depth:
             answers = self._sure_ones(rows)
         gone = {answer.text for answer in answers}
         kept = [index for index, text in enumerate(self.texts) if text not in gone]
@@ -103,17 +105,12 @@ class LayeredRun:
         self.texts = texts
         return rows
 
-    def _next_depth(self) -> int:
-        """Where texts may leave next, or how far a step goes."""
-        step = max(1, self._step_token_layers // sum(text.tokens for text in self.texts))
-        return min(self._exit_depth(self._depth), self._depth + step)
-
-    def _exit_depth(self, depth: int) -> int:
-        """The next one after `depth` layers where texts may leave; the last layer at last."""
-        found = None
+    def _exit_depth(self) -> int:
+        """Where texts may leave next; the last layer at last."""
+        depth = None
         if self._plan is not None and any(text.may_exit for text in self.texts):
-            found = self._plan.next_depth(depth)
-        return self._trunk.layers if found is None else found
+            depth = self._plan.next_depth(self._depth)
+        return self._trunk.layers if depth is None else depth
 
     def _sure_ones(self, rows: Rows) -> list[Answer]:
         """Those that leave at an exit, with its labels. NaN is never sure enough."""

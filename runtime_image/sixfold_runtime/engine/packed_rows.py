@@ -49,6 +49,8 @@ def chosen(rows: Rows, keep: Sequence[int]) -> Rows:
 def features(rows: Rows) -> torch.Tensor:
     """float32 [texts, 2 * width]: the anchors' hidden states beside the mean over each text."""
     hidden = rows.hidden.float()
+    if len(rows.lengths) == 1:  # common where few requests come, and each operation tells there
+        return torch.cat((hidden[rows.anchors[0]], hidden.mean(dim=0)))[None]
     lengths = torch.tensor(rows.lengths, device=hidden.device)
     texts = torch.repeat_interleave(torch.arange(len(lengths), device=hidden.device), lengths)
     # Sums text by text: what is NaN in one must not reach another, as it would through a product.
