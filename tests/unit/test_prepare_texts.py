@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sixfold_api.precision import TextSource
 from sixfold_runtime.prepare.failures import PreparationError, Reason
 from sixfold_runtime.prepare.text_checks import require_held_out, require_meaningful, require_varied
-from sixfold_runtime.prepare.texts import Sample, TextReader, read_samples, windows
+from sixfold_runtime.prepare.texts import Sample, TextReader, read_samples, windows, within
 
 CHAT = Path(__file__).parents[2] / "examples" / "models" / "chat"
 TEXT = CHAT.parent / "text"
@@ -78,6 +78,37 @@ def test_a_short_file_will_do_for_evaluation_if_no_number_is_asked_for(tmp_path,
         read_samples(path, asks_for_none, reader, Reason.UNUSABLE_CALIBRATION, labelled=False)
     with pytest.raises(PreparationError, match="9 samples and 10 are asked for"):
         read_samples(path, source(10), reader, Reason.UNUSABLE_EVALUATION, labelled=False)
+
+
+def test_all_lines_are_read_where_a_least_number_is_named(tmp_path, reader):
+    path = tmp_path / "file.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "good", "label": 1}) for _ in range(200)))
+    every = TextSource(uri="pvc://models/text/file.jsonl")
+    options = {"reader": reader, "reason": Reason.UNUSABLE_TRAINING, "labelled": True}
+    assert len(read_samples(path, every, needed=50, **options)) == 200
+    assert len(read_samples(path, source(60), needed=50, **options)) == 60
+    with pytest.raises(PreparationError, match="200 samples and 201 are asked for"):
+        read_samples(path, every, needed=201, **options)
+    with pytest.raises(PreparationError, match="60 samples and 70 are asked for"):
+        read_samples(path, source(60), needed=70, **options)
+
+
+def test_a_classifier_reads_no_empty_text(tmp_path, reader):
+    rows = [{"text": "good", "label": 1}, {"text": " ", "label": 0}] * 4
+    with pytest.raises(PreparationError, match="line 2: its text is empty") as refused:
+        read(tmp_path, reader, rows, labelled=True)
+    assert refused.value.reason is Reason.UNUSABLE_CALIBRATION
+
+
+def test_a_label_that_the_head_lacks_has_its_own_reason(tmp_path, reader):
+    with pytest.raises(PreparationError, match="line 1: its label 'neutral'") as refused:
+        read(tmp_path, reader, [{"text": "a", "label": "neutral"}])
+    assert refused.value.reason is Reason.LABEL_MISMATCH
+
+
+@pytest.mark.parametrize(("length", "kept"), [(3, (0, 1, 2)), (4, (0, 1, 2, 3)), (9, (0, 1, 2, 8))])
+def test_a_text_over_the_context_keeps_its_last_token(length, kept):
+    assert within(tuple(range(length)), 4) == kept
 
 
 def test_labels_by_name_and_by_index(tmp_path, reader):

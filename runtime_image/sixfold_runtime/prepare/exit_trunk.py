@@ -9,6 +9,7 @@ fitted anew over the final layers.
 from __future__ import annotations
 
 import importlib
+import math
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -136,10 +137,11 @@ def _fit(joint: _Joint, samples: Sequence[Sample], epochs: int, log: Callable[[s
     )
     for step, batch in enumerate(batches, start=1):
         loss = joint.loss(batch)
-        if not bool(torch.isfinite(loss)):
+        value = float(loss.detach())
+        if not math.isfinite(value):
             raise PreparationError(
                 Reason.UNUSABLE_TRAINING,
-                f"the loss became {float(loss)} in step {step} of {len(batches)}, near line {batch[0].line} of the "
+                f"the loss became {value} in step {step} of {len(batches)}, near line {batch[0].line} of the "
                 "training text: are the model's weights damaged?",
             )
         loss.backward()  # type: ignore[no-untyped-call]
@@ -148,7 +150,7 @@ def _fit(joint: _Joint, samples: Sequence[Sample], epochs: int, log: Callable[[s
         optimiser.zero_grad()
         schedule.step()
         if step % max(1, len(batches) // _LINES) == 0:
-            log(f"step {step} of {len(batches)}: loss {float(loss):.4f}")
+            log(f"step {step} of {len(batches)}: loss {value:.4f}")
 
 
 def _batches(samples: Sequence[Sample], order: random.Random) -> list[list[Sample]]:
