@@ -25,17 +25,19 @@ HEADS_COME_FROM = ("exits", "exit_texts", "exit_features", "exit_training")
 
 
 class PreparationFailedError(RuntimeError):
-    """`sixfold prepare` refused; the message is what it printed."""
+    """What is missing, or what `sixfold prepare` printed as it refused."""
 
 
 def prepared_example(name: str = "film-sentiment") -> Path:
     """Folder of a variant of examples/variants.yaml, prepared on the first call and kept in the cache.
 
-    The built models and texts must be there (`make models`). Raises PreparationFailedError.
+    Raises PreparationFailedError, also where the built models and texts are missing.
     """
     found = manifests.read([EXAMPLES / "variants.yaml"]).variants
     spec = next(variant.spec for variant in found if variant.name == name)
     inputs = [_path(uri) for uri in _uris(spec)]
+    if missing := [path for path in inputs if not path.exists()]:
+        raise PreparationFailedError(f"{missing[0]} is not there: `make models` builds it")
     facts = [spec.model_dump_json(), *(str(path.resolve()) for path in inputs)]
     facts += [sha256_of(PREPARATION / f"{module}.py") for module in HEADS_COME_FROM]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

