@@ -67,7 +67,7 @@ COMMITTED = ("chat", "chat-draft")
 CLASSIFIER_MODULES = ("classifier", "fine_tuning", "reviews")
 TASK_MODULES = ("tasks", "wordnet")
 SLICE_TRAINING = tuple(
-    f"../../runtime_image/sixfold_runtime/prepare/{module}" for module in ("slice_data", "slice_model", "slice_train")
+    f"../../runtime_image/sixfold_runtime/prepare/{module}" for module in ("slice_model", "slice_train")
 )
 BUILT = {
     "sentiment": Recipe(

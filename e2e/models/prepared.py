@@ -38,8 +38,9 @@ def prepared_example(name: str = "film-sentiment") -> Path:
     inputs = [_path(uri) for uri in _uris(spec)]
     if missing := [path for path in inputs if not path.exists()]:
         raise PreparationFailedError(f"{missing[0]} is not there: `make models` builds it")
-    facts = [spec.model_dump_json(), *(str(path.resolve()) for path in inputs)]
-    facts += [sha256_of(PREPARATION / f"{module}.py") for module in HEADS_COME_FROM]
+    files = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    files += [PREPARATION / f"{module}.py" for module in HEADS_COME_FROM]
+    facts = [spec.model_dump_json(), *(sha256_of(file) for file in files if file.is_file())]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
     return cached_folder(f"prepared-{name}", key, lambda folder: _prepare(spec, inputs, folder / name)) / name
 
