@@ -19,6 +19,8 @@ BENCHES = {
     "levels": "a level change to every pod: poked kubelets over kubelets left to their own period (needs a cluster)",
     "sampler": "the NumPy sampler over transformers' logits processors, batch 8, top-p 0.9 with both penalties",
     "speculative": "drafting over plain decoding, assisted generation and generate(), where it pays and where not",
+    "early_exit": "texts a second with early exit: over all layers, transformers' pipeline and ONNX Runtime",
+    "subgraphs": "task slices on demand: bytes over all of them in memory, and a cold task's first request",
     "quantised": "decoding at width 2,048: INT4 and INT8 over full precision, for 1 and 8 rows",
 }
 
@@ -28,7 +30,7 @@ def main() -> int:
     if name not in BENCHES:
         print(f"usage: make bench B=<name>{f'; there is no {name!r}' if name else ''}", file=sys.stderr)
         for known, what in BENCHES.items():
-            print(f"  {known:<8} {what}", file=sys.stderr)
+            print(f"  {known:<11} {what}", file=sys.stderr)
         return 2
     result = importlib.import_module(f"bench_{name}").run(quick=bool(os.environ.get("QUICK")))
     print(json.dumps({"name": name, **result, "holds": result["ratio"] >= result["goal"]}))
