@@ -182,13 +182,15 @@ class ClassificationRunner:
         if texts:
             self._run_plan = self._planner.plan
             self._run = self._new_run(texts)
-            self._metrics.forward(CLASSIFY, sum(text.tokens for text in texts), size.positions)
+            tokens = sum(text.tokens for text in texts)
+            self._metrics.forward(CLASSIFY, tokens, size.positions if self._trunk is None else tokens)
         return [self._fail(text, error, config.level) for text, error in refused]
 
     def _empty_batch(self) -> BatchSize:
         rows, tokens = self._limits.max_running, self._limits.prefill_tokens
         if self._trunk is not None:
-            return BatchSize(_BATCH_STEPS * rows, _BATCH_STEPS * tokens, padded=False)
+            # Attention on CUDA pads: the memory of one long text among many short ones has to be bounded.
+            return BatchSize(_BATCH_STEPS * rows, _BATCH_STEPS * tokens, padded=self._model.device.type == "cuda")
         # A decoder finds its last token by looking for the padding: without a padding id it can't be batched.
         return BatchSize(rows if self._pad_id is not None else 1, tokens, padded=True)
 

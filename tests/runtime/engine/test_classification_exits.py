@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from sixfold_api.classification import ExitRule
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import EarlyExitConfig, RuntimeConfig, ServedModel
+from sixfold_api.runtime_config import EarlyExitConfig, RuntimeConfig, SanitizeConfig, ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import default_config
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.classification import ClassificationRunner
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.exit_heads import ExitHeads, load_exit_heads, write_exit_heads
+from sixfold_runtime.engine.exit_plan import ExitPlanner
 from sixfold_runtime.engine.fingerprint import trunk_fingerprint
 from sixfold_runtime.engine.loader import LoadedModel, load
 from sixfold_runtime.engine.metrics import EngineMetrics
@@ -517,3 +518,22 @@ def test_thresholds_that_no_text_reaches_are_told(new_runner: NewRunner, policy:
     policy.set(3, EarlyExitConfig(rule=ExitRule.CALIBRATED, max_disagreement=0.0))
     runner.adapt()
     assert "no calibration text would leave early" in runner.unsupported[Mode.EARLY_EXIT]
+
+
+def test_thresholds_are_chosen_again_only_when_the_rule_changes(folder: Path, model: LoadedModel) -> None:
+    assert model.trunk is not None
+    heads = load_exit_heads(folder, model.trunk, trunk_fingerprint(TensorStore(folder)), model.labels)
+    planner = ExitPlanner(heads, "")
+    assert planner.plan is None
+    planner.follow(FIXED)
+    first = planner.plan
+    assert first is not None and first.exits.thresholds == dict.fromkeys(DEPTHS, THRESHOLD)
+    planner.follow(None)
+    assert planner.plan is None
+    planner.follow(FIXED.model_copy())
+    assert planner.plan is first, "turned off and on again"
+    planner.follow(FIXED.model_copy(update={"sanitize": SanitizeConfig(keep="a-z")}))
+    assert planner.plan is first, "what the gateway does changes no threshold"
+    planner.follow(FIXED.model_copy(update={"threshold": 0.5}))
+    assert planner.plan is not first and planner.plan is not None
+    assert planner.plan.exits.thresholds == dict.fromkeys(DEPTHS, 0.5)
