@@ -5,15 +5,16 @@ The loss is the cross entropy to the labels, mixed with that to the full model's
 for, plus `ridge` times the squared weights; L-BFGS minimises it. Three folds of the training text, each judged by a
 head that didn't see it, choose the ridge, and teach what can't be read from text that the head learned from: the
 temperature (Guo et al., arXiv 1706.04599) and how much surer of the full model's label than of the right one a
-confidence makes (`sharpness`). Calibration text stays untouched for thresholds. The same text gives the same heads on
-one device and number of threads.
+confidence makes (`sharpness`). A model that was tuned on the same text is too sure of all of it, so that temperatures
+are fitted anew on text that nothing learned from where there is enough (`recalibrated`). The same text gives the same
+heads on one device and number of threads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -154,6 +155,16 @@ class _Fit:
                 Reason.UNUSABLE_TRAINING,
                 "an exit head's weights became NaN or infinite: are the model's weights damaged?",
             )
+
+
+def recalibrated(head: TrainedHead, features: torch.Tensor, labels: torch.Tensor) -> TrainedHead:
+    """The head with the temperature that fits other text best: float32 [texts, features], int64 [texts].
+
+    Sharpness changes with it: that keeps probabilities of agreement as they were (with two labels; nearly with more).
+    """
+    logits = torch.addmm(head.bias, features.cpu(), head.weight.T)
+    temperature = fit_temperature(logits, labels.cpu())
+    return replace(head, temperature=temperature, sharpness=head.sharpness * temperature / head.temperature)
 
 
 def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:

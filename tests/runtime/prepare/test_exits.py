@@ -157,10 +157,14 @@ def test_heads_are_trained_calibrated_and_reported(
     assert not list((claims / "models").glob(".out*"))
     report = json.loads((out / "prepare-report.json").read_text())["exits"]
     assert {point["depth"] for point in report["surface"]} == {1, 2, 3}
-    assert report["texts"] == {"training": 400, "calibration": 400, "evaluation": 200, "leftOut": 0, "cut": 0}
+    assert report["texts"] == {
+        "training": 400, "calibration": 400, "evaluation": 200, "leftOut": 0, "cut": 0, "temperatures": 80,
+    }  # fmt: skip
     plot = ElementTree.parse(out / "exits.svg").getroot()
     assert plot.tag.endswith("svg")
     assert re.search(r"held out: [0-9.]+% leave early", prepared.log)
+    assert len(heads_of(out).calibration.lengths) == 320
+    assert float(exits.calibration_error) < 0.1
     agree(out, source, texts=rows(40, 9))
 
 
@@ -233,7 +237,7 @@ def test_lines_that_were_trained_on_are_left_out_and_counted(
     assert "6 lines of calibration and evaluation stand in another" in " ".join(prepared.log.split())
     report = json.loads((claims / "models" / "out" / "prepare-report.json").read_text())["exits"]
     assert report["texts"] | {"cut": 0} == {
-        "training": 400, "calibration": 395, "evaluation": 199, "leftOut": 6, "cut": 0,
+        "training": 400, "calibration": 395, "evaluation": 199, "leftOut": 6, "cut": 0, "temperatures": 79,
     }  # fmt: skip
 
 
