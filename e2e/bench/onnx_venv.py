@@ -59,12 +59,12 @@ class Onnx:
             lines = log.read_text().strip().splitlines()
             raise OnnxError(f"it doesn't start: {lines[-1] if lines else 'no output'} (see {log})") from None
 
-    def label(self, texts: Sequence[str], batch: int) -> tuple[float, list[str]]:
-        """Seconds that it took, and the labels."""
+    def label(self, texts: Sequence[str], batch: int) -> tuple[list[str], float, float]:
+        """Labels, and the seconds and seconds of CPU time that they took."""
         assert self._process.stdin is not None
         print(json.dumps({"texts": list(texts), "batch": batch}), file=self._process.stdin, flush=True)
         answer = self._answer()
-        return answer["seconds"], answer["labels"]
+        return answer["labels"], answer["seconds"], answer["cpu_seconds"]
 
     def stop(self) -> None:
         self._process.kill()
