@@ -26,6 +26,7 @@ from paired import accuracy, calibration_error, difference, macro_f1
 from prepared import PreparationFailedError, prepared_example
 from progress import CONSOLE, Stage
 from reviews import LABELS, Review, splits
+from rich.console import Console
 from rich.table import Table
 from tasks import glosses, sentences
 
@@ -34,7 +35,7 @@ from sixfold_runtime.sdk import Classification, InferenceEngine
 
 DOMAINS = {"heldout": "film reviews", "amazon": "product reviews", "tweets": "tweets", "nyt": "editorials"}
 TEXTS_A_CALL = 250
-TABLE_COLUMNS = 130
+TABLES = Console(stderr=True, width=max(CONSOLE.width, 130))
 DRIFTS = {"length_drift": "sixfold_exit_length_drift", "exit_rate_drift": "sixfold_exit_rate_drift"}
 
 
@@ -85,7 +86,7 @@ def main() -> None:
         domains = {name: measure_domain(engine, name, splits()[name][: options.texts]) for name in DOMAINS}
         tasks = measure_category(engine) | measure_pos(engine)
     for table in (domain_table(domains), task_table(tasks)):
-        CONSOLE.print(table, width=TABLE_COLUMNS)
+        TABLES.print(table)
     CONSOLE.print(f"as prepared: at most {calibrated['disagreementBound']} of labels differ, at 95% confidence")
     print(json.dumps({name: asdict(it) for name, it in (domains | tasks).items()} | {"calibrated": calibrated}))
 
