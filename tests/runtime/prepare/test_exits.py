@@ -308,6 +308,15 @@ def test_depths_must_lie_within_the_model(prepare: Prepare) -> None:
     assert "behind layers 1 to 3 of this model, and exitHeads.depths has 4" in failure.message
 
 
+def test_weights_are_never_written_over_their_source(claims: Path, prepare: Prepare, encoder: Path) -> None:
+    failed = prepare("--artifact-path", "intent")
+    assert failed.failure.reason == "UnsafePath"
+    assert "written over their source" in failed.failure.message
+    kept = claims / "models" / "intent"
+    assert {path.name for path in kept.iterdir()} >= {path.name for path in encoder.iterdir()}
+    assert not (kept / "exits.safetensors").exists()
+
+
 def test_features_that_are_no_numbers_are_refused(claims: Path, prepare: Prepare, encoder: Path) -> None:
     folder = Path(shutil.copytree(encoder, claims / "models" / "intent"))
     tensors = load_file(folder / "model.safetensors")
