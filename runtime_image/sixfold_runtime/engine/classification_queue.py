@@ -6,7 +6,6 @@ there yet is passed by those behind it, and asks again when the pool has changed
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from dataclasses import dataclass
 
@@ -14,9 +13,7 @@ from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.protocol import Classify
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.task_slice import TaskSlice
-from sixfold_runtime.engine.work import Key, engine_error, overloaded
-
-log = logging.getLogger(__name__)
+from sixfold_runtime.engine.work import Key, overloaded
 
 
 @dataclass(eq=False)
@@ -161,12 +158,4 @@ class TextQueue:
         if not task:
             return
         assert self._slices is not None, "a text with a task comes only where there are slices"
-        try:
-            text.task_slice = self._slices.acquire(task, text.request.tenant)
-        except RequestError:
-            raise
-        except Exception as error:  # a fault of ours: it ends this text, not the others
-            log.exception("the slice of task %s can't be had", task)
-            raise engine_error() from error
-        if text.task_slice is not None:
-            self._slices.count(task, had_to_wait)
+        text.task_slice = self._slices.acquire(task, text.request.tenant, had_to_wait=had_to_wait)

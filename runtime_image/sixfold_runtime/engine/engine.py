@@ -18,7 +18,7 @@ from sixfold_runtime.engine.model import EngineModel
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.swap_turn import SwapTurn
-from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, engine_fault, failed
+from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, engine_error, failed
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class Engine:
             self._refuse(sink, request, error)
         except Exception:  # a fault of ours: it ends this request, not the loop
             log.exception("model %s: a request can't be taken", request.model)
-            self._refuse(sink, request, engine_fault())
+            self._refuse(sink, request, engine_error())
 
     def _cancel(self, command: _Cancel) -> None:
         if command.ids is None:
@@ -268,7 +268,7 @@ class Engine:
         keys = [key for key, owner in self._live.items() if owner is runner]
         for key in keys:
             runner.cancel(key)
-        error, level = engine_fault(), self._config().stable.level
+        error, level = engine_error(), self._config().stable.level
         return [(sink, failed(request_id, level, error)) for sink, request_id in keys]
 
     def _deliver(self, outputs: Iterable[Output]) -> None:

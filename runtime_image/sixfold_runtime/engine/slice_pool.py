@@ -31,6 +31,7 @@ from sixfold_runtime.engine.slice_loader import (
 )
 from sixfold_runtime.engine.slice_metrics import SliceMetrics
 from sixfold_runtime.engine.task_slice import TaskSlice
+from sixfold_runtime.engine.work import engine_error
 from sixfold_runtime.modes.subgraphs import RETRY_SECONDS, Offer, Plan, Residency
 
 log = logging.getLogger(__name__)
@@ -105,13 +106,26 @@ class SlicePool:
         if problem := self._books.problem(task, self._clock()):
             raise RequestError(503, "slice_unusable", f"task {task!r} can't be served: {problem}", RETRY_SECONDS)
 
-    def acquire(self, task: str, tenant: str) -> TaskSlice | None:
+    def acquire(self, task: str, tenant: str, *, had_to_wait: bool = False) -> TaskSlice | None:
         """The slice of a task, to be released exactly once; None while it is on its way: ask again after a change.
 
+        Args:
+            had_to_wait: the request has asked before: it is counted as a miss, once it gets its slice.
+
         Raises:
-            RequestError: as `check`.
+            RequestError: as `check`, and for a fault of ours, which ends this request and not the others.
         """
         self.check(task)
+        try:
+            held = self._acquire(task, tenant)
+        except Exception as error:
+            log.exception("the slice of task %s can't be had", task)
+            raise engine_error() from error
+        if held is not None:
+            self._metrics.requested(task, not had_to_wait)
+        return held
+
+    def _acquire(self, task: str, tenant: str) -> TaskSlice | None:
         now = self._clock()
         if not self._books.acquire(task, now):
             self._start(self._follow(self._books.plan(now)))
@@ -127,10 +141,6 @@ class SlicePool:
         now = self._clock()
         self._books.release(task, now)
         self._start(self._follow(self._books.plan(now)))
-
-    def count(self, task: str, had_to_wait: bool) -> None:
-        """A request for a task begins; for the metrics, once a request."""
-        self._metrics.requested(task, not had_to_wait)
 
     # -- for the engine
 

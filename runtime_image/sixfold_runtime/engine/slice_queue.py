@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.sequence import Sequence
 from sixfold_runtime.engine.slice_pool import SlicePool
-from sixfold_runtime.engine.work import engine_error
 
-log = logging.getLogger(__name__)
 _NO_POOL = "task slices are for Llama, Qwen2 and Qwen3 decoders; transformers computes this model"
 
 
@@ -84,13 +80,5 @@ class SliceQueue:
         if not task:
             return True
         assert self._pool is not None, "check() lets no task pass without a pool"
-        try:
-            sequence.task_slice = self._pool.acquire(task, sequence.request.tenant)
-        except RequestError:
-            raise
-        except Exception as error:  # a fault of ours: it ends this request, not the others
-            log.exception("the slice of task %s can't be had", task)
-            raise engine_error() from error
-        if sequence.task_slice is not None:
-            self._pool.count(task, had_to_wait)
+        sequence.task_slice = self._pool.acquire(task, sequence.request.tenant, had_to_wait=had_to_wait)
         return sequence.task_slice is not None

@@ -136,10 +136,6 @@ def overloaded(waiting: int) -> RequestError:
     return RequestError(503, "engine_overloaded", f"{waiting} requests are waiting already: try again later")
 
 
-def engine_fault() -> RequestError:
-    return RequestError(500, "engine_error", "the engine failed on this request; its log says why")
-
-
 def engine_error() -> RequestError:
     return RequestError(500, "engine_error", "the engine failed on this request; its log says why")
 

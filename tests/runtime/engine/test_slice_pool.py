@@ -343,8 +343,8 @@ def test_a_cold_task_that_stays_for_one_tenant_is_reported_once(
 
 def test_hits_and_misses(new_scene: NewScene) -> None:
     scene = new_scene(config("ner"))
-    scene.pool.count("ner", had_to_wait=True)
-    scene.pool.count("ner", had_to_wait=False)
+    scene.get("ner")
+    assert scene.pool.acquire("ner", "acme", had_to_wait=True) is not None
     assert scene.number("sixfold_slice_requests_total", task="ner", result="hit") == 1
     assert scene.number("sixfold_slice_requests_total", task="ner", result="miss") == 1
 

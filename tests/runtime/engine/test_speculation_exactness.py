@@ -23,7 +23,7 @@ from sixfold_api.generation import DraftLength
 from sixfold_api.runtime_config import RuntimeConfig, ServedModel, SpeculativeConfig
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import default_config
-from sixfold_runtime.engine import generation
+from sixfold_runtime.engine import generation, intake
 from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.loader import LoadedModel, load
 from sixfold_runtime.engine.metrics import EngineMetrics
@@ -193,7 +193,7 @@ class TestSampled:
         exact = self._exact(chat, context)
         seeds = itertools.count(1000 * length + prompt)
         monkeypatch.setattr(
-            generation, "Picker", lambda *arguments: Picker(*arguments, random=np.random.default_rng(next(seeds)))
+            intake, "Picker", lambda *arguments: Picker(*arguments, random=np.random.default_rng(next(seeds)))
         )
         drawn, dones = answers((chat, draft), [(context, sampling)] * self.SAMPLES, with_speculation(length), 32)
         assert 0 < sum(done.accepted_tokens for done in dones) < sum(done.drafted_tokens for done in dones)
