@@ -22,9 +22,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from peer import PeerError
 from stack import REPOSITORY
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from vllm_venv import Vllm, VllmError
+from vllm_venv import Vllm
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
@@ -144,7 +145,7 @@ def measure(
                 vllm = Vllm(folder, str(dtype).removeprefix("torch."), REQUESTS, CONTEXT_TOKENS)
                 running.callback(vllm.stop)
                 peers["vllm"] = vllm
-            except VllmError as error:
+            except PeerError as error:
                 missing = str(error)
                 print(f"without vLLM: {missing}", flush=True)
         rates: dict[str, list[float]] = {side: [] for side in ("own", *peers)}

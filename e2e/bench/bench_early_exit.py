@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx_venv import Onnx, OnnxError
+from onnx_venv import Onnx
+from peer import PeerError
 from stack import REPOSITORY, model_folders
 from transformers import pipeline
 
@@ -138,7 +139,7 @@ def open_peers(
     peers["pipeline"] = piped(best), best
     try:
         onnx = Onnx(folder, threads)
-    except OnnxError as error:
+    except PeerError as error:
         print(f"onnxruntime: left out, {error}", flush=True)
         return peers, lambda: None
 

@@ -15,7 +15,10 @@ def client(gateway: str) -> openai.OpenAI:
 
 def test_chat_and_stream_give_the_same_answer(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What news from the court?"}]
+    # Plain decoding: quantised weights compute in bf16, where a verification of several tokens rounds otherwise than a
+    # step of one, and how many are drafted depends on how far it paid just then.
     options = {"model": "assistant", "messages": question, "max_tokens": 40, "temperature": 0}
+    options["extra_body"] = {"speculative": False}
     whole = client.chat.completions.create(**options)
     assert whole.choices[0].message.content
     assert whole.usage.completion_tokens <= 40
@@ -24,9 +27,7 @@ def test_chat_and_stream_give_the_same_answer(client: openai.OpenAI) -> None:
         pieces += [choice.delta.content or "" for choice in event.choices]
         usage = event.usage or usage
     assert "".join(pieces) == whole.choices[0].message.content
-    # How many drafted tokens were rejected depends on how far it paid to draft just then.
-    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert getattr(usage, count) == getattr(whole.usage, count)
+    assert usage == whole.usage
 
 
 def test_both_names_of_the_model_are_listed(client: openai.OpenAI) -> None:
