@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(folder) for folder in (HERE, HERE.parent, HERE.parent / "cluster")]
 BENCHES = {
     "decode": "16 concurrent requests of mixed lengths: the engine over transformers, and over vLLM's CPU build",
     "levels": "a level change to every pod: poked kubelets over kubelets left to their own period (needs a cluster)",
