@@ -19,6 +19,7 @@ MODELS = REPOSITORY / "examples" / "models"
 SUITES = (
     "tests/runtime/engine/test_cuda.py",
     "tests/runtime/engine/test_forward.py",
+    "tests/runtime/engine/test_packed_attention.py",
     "tests/runtime/engine/test_quantized.py",
     "tests/unit/test_engine_pipeline.py",
 )
