@@ -14,6 +14,7 @@ from sixfold_api.runtime_config import Draft, ServedModel, WeightSet
 from sixfold_api.scalars import FullWeights, Task
 from sixfold_api.subgraphs import SubgraphsSpec, SubgraphTask
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.loader import task_of
 from sixfold_runtime.engine.tokenizer import read_json
 from sixfold_runtime.prepare.files import EXITS, SLICES
 
@@ -84,18 +85,6 @@ class RequestOptions(TypedDict, total=False):
     """Report each token's log-probability, and those of this many most likely ones."""
 
 
-def task_of(folder: Path) -> Task:
-    """What a model does, by the architectures in its config.json. Raises ModelLoadError."""
-    if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is no folder")
-    architectures = read_json(folder / "config.json", required=True).get("architectures") or [""]
-    name = str(architectures[0])
-    if name.endswith("ForTokenClassification"):
-        return Task.TOKEN_CLASSIFICATION
-    # A bare trunk classifies through its task slices.
-    return Task.CLASSIFICATION if name.endswith(("ForSequenceClassification", "Model")) else Task.GENERATION
-
-
 def policy_of(folder: Path, options: EngineOptions) -> tuple[InferencePolicySpec, ServedModel]:
     """The policy, and its only model.
 
@@ -103,7 +92,10 @@ def policy_of(folder: Path, options: EngineOptions) -> tuple[InferencePolicySpec
         ModelLoadError: the folder is none of a model.
         ValueError: an option that is unknown, out of range, or not for this kind of model.
     """
-    task = task_of(folder)
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is no folder")
+    # The loader refuses a model that is for no task.
+    task = task_of(read_json(folder / "config.json", required=True)) or Task.GENERATION
     generates = task is Task.GENERATION
     unfit = ClassifyingOptions if generates else GeneratingOptions
     given = {name for name, value in options.items() if value is not None}

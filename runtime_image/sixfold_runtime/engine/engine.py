@@ -43,7 +43,7 @@ class _Wake:
 
 
 class _Stop:
-    pass
+    """End the thread."""
 
 
 class Engine:

@@ -155,6 +155,13 @@ def is_bare(config: dict[str, Any]) -> bool:
     return any(name in BARE_ARCHITECTURES for name in config.get("architectures") or [])
 
 
+def task_of(config: dict[str, Any]) -> Task | None:
+    """What the model of a config.json is for, by its architectures; a bare encoder is a classifier's trunk."""
+    names = config.get("architectures") or []
+    found = (task for task, ends in _ARCHITECTURES.items() if any(name.endswith(ends) for name in names))
+    return next(found, Task.CLASSIFICATION if is_bare(config) else None)
+
+
 def compute_dtype(
     weights: Weights, device: torch.device, available_bytes: int, quantization: dict[str, Any] | None = None
 ) -> torch.dtype:

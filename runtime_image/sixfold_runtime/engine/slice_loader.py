@@ -87,7 +87,7 @@ class Loaded:
 
 
 class Reminded:
-    pass
+    """The time that was asked for has come."""
 
 
 Result = Scanned | Loaded | Reminded

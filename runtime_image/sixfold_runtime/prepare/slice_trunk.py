@@ -15,7 +15,7 @@ from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.fingerprint import trunk_fingerprint
 from sixfold_runtime.engine.forward import make_forward
-from sixfold_runtime.engine.loader import LoadedModel, load
+from sixfold_runtime.engine.loader import LoadedModel, load, task_of
 from sixfold_runtime.engine.mlp import Modules
 from sixfold_runtime.engine.task_slice import SliceHost, TaskSlice, load_slice
 from sixfold_runtime.engine.trunk import Head
@@ -62,11 +62,8 @@ class SliceTrunk:
 
 
 def own_task(folder: Path) -> Task:
-    """What the architecture in config.json is for; a bare trunk is a classifier's."""
-    architecture = read_config(folder)["architectures"][0]
-    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return Task.GENERATION
-    return Task.TOKEN_CLASSIFICATION if architecture.endswith("ForTokenClassification") else Task.CLASSIFICATION
+    """What the architecture in config.json is for; the loader refuses one that is for nothing."""
+    return task_of(read_config(folder)) or Task.CLASSIFICATION
 
 
 def open_model(folder: Path, device: torch.device) -> LoadedModel:

@@ -18,7 +18,7 @@ from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.forward import make_forward
-from sixfold_runtime.engine.loader import LoadedModel, load
+from sixfold_runtime.engine.loader import LoadedModel, load, task_of
 from sixfold_runtime.engine.protocol import TokenizerBundle
 
 CPU = torch.device("cpu")
@@ -214,3 +214,19 @@ def test_a_single_label_is_no_classifier(classifier_folder: Path, copy_of: CopyO
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     with pytest.raises(ModelLoadError, match="at least two labels"):
         load(served(folder, Task.CLASSIFICATION), CPU)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("LlamaForCausalLM", Task.GENERATION),
+        ("GPT2LMHeadModel", Task.GENERATION),
+        ("BertForSequenceClassification", Task.CLASSIFICATION),
+        ("RobertaForTokenClassification", Task.TOKEN_CLASSIFICATION),
+        ("BertModel", Task.CLASSIFICATION),
+        ("LlamaModel", None),
+        ("ViTForImageClassification", None),
+    ],
+)
+def test_what_an_architecture_is_for(architecture: str, task: Task | None) -> None:
+    assert task_of({"architectures": [architecture]}) is task
