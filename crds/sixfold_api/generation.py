@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from sixfold_api.base import ApiModel, Rule
+from sixfold_api.kv_reuse import KVCacheReuseSpec
 from sixfold_api.pods import VariantRef
 from sixfold_api.scalars import Fraction, Quantity, Unquoted
 from sixfold_api.subgraphs import SubgraphsSpec
@@ -116,6 +117,8 @@ class GenerationSpec(ApiModel):
     """Quantised weights; absent means that the full ones answer at every level."""
     speculative: SpeculativeSpec | None = None
     """Speculative decoding; absent means plain decoding."""
+    kv_cache_reuse: KVCacheReuseSpec | None = None
+    """Keys and values that are kept between requests; absent means that every prompt is computed anew."""
     sampler_pipeline: SamplerPipelineSpec | None = None
     """Overlapped sampling; absent means in line."""
     subgraphs: SubgraphsSpec | None = None

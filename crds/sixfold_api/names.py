@@ -23,6 +23,10 @@ DRAIN_SECONDS = 120
 CONFIG_DIRECTORY = "/etc/sixfold/config"
 CONFIG_KEY = "config.json"
 API_KEYS_DIRECTORY = "/etc/sixfold/api-keys"
+REDIS_DIRECTORY = "/etc/sixfold/redis"
+REDIS_URL_FILE, REDIS_CA_FILE = "url", "ca.crt"
+STREAM_DICTIONARY_DIRECTORY = "/etc/sixfold/stream-dictionary"
+STREAM_DICTIONARY_FILE = "dictionary"
 CREDENTIALS_DIRECTORY = "/etc/sixfold/credentials"
 CLAIMS_DIRECTORY = "/claims"
 """Each claim is mounted at /claims/<claim>."""
@@ -39,6 +43,8 @@ ENV_DEVICE = "SIXFOLD_DEVICE"
 """cpu or cuda, as the accelerator of the policy says."""
 ENV_CONFIG_DIRECTORY = "SIXFOLD_CONFIG_DIRECTORY"
 ENV_API_KEYS_DIRECTORY = "SIXFOLD_API_KEYS_DIRECTORY"
+ENV_REDIS_DIRECTORY = "SIXFOLD_REDIS_DIRECTORY"
+ENV_STREAM_DICTIONARY_DIRECTORY = "SIXFOLD_STREAM_DICTIONARY_DIRECTORY"
 
 
 def config_map_name(policy: str) -> str:

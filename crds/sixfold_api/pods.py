@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule
 from sixfold_api.scalars import DropNulls, LabelKey, LabelValue, ObjectName, OurName, Quantity, Unquoted
@@ -19,6 +19,18 @@ class VariantRef(ApiModel):
 class SecretRef(ApiModel):
     name: ObjectName
     """Name of a Secret in the same namespace."""
+
+
+class KeyRef(ApiModel):
+    """An entry of a ConfigMap or a Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the object."""
+    key: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
+    """Name of the entry."""
+
+
+SecretKeyRef = ConfigMapKeyRef = KeyRef
 
 
 class ClaimRef(ApiModel):

@@ -7,11 +7,13 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
+from sixfold_api.batching import BatchingSpec
 from sixfold_api.classification import EarlyExitSpec, EscalateSpec
 from sixfold_api.conditions import Conditions
+from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
-from sixfold_api.pods import PodSettings, SecretRef, VariantRef
+from sixfold_api.pods import ConfigMapKeyRef, PodSettings, VariantRef
 from sixfold_api.scalars import (
     AcceleratorType,
     Compression,
@@ -59,28 +61,6 @@ class EngineSpec(ApiModel):
     """Placement and size of the pods."""
 
 
-class RateLimit(ApiModel):
-    """Token bucket of each API key, shared out evenly over the gateway replicas."""
-
-    requests_per_second: Annotated[int, Field(ge=1, le=100_000), Unquoted]
-    """Sustained rate of one key over all gateways."""
-    burst: Annotated[int, Field(ge=1, le=100_000), Unquoted] = 10
-    """Requests that one key may send at once."""
-
-
-class GatewaySpec(ApiModel):
-    """The Deployment of gateway pods: keys, limits, tokenising, streaming. CPU only."""
-
-    replicas: Annotated[int, Field(ge=1, le=100), Unquoted] | None = None
-    """Gateway pods; absent means 1."""
-    api_keys_secret_ref: SecretRef | None = None
-    """Secret whose entry names are tenants and whose values are their API keys. Without it the gateway is open."""
-    rate_limit: RateLimit | None = None
-    """Absent means no limit."""
-    pod: PodSettings = PodSettings()
-    """Placement and size of the pods."""
-
-
 class ClassificationSpec(ApiModel):
     """Classification in one forward pass: /v1/classify."""
 
@@ -108,9 +88,11 @@ class StreamingSpec(ApiModel):
     """How streamed answers travel. On from level 3."""
 
     compression: Compression = Compression.AUTO
-    """Auto compresses with zstd for clients that accept it; Off never compresses."""
+    """Auto compresses for clients that accept zstd or gzip, or ask for X-Stream-Compression; Off never does."""
     level: Annotated[int, Field(ge=1, le=19), Unquoted] = 3
     """zstd level."""
+    dictionary_config_map_ref: ConfigMapKeyRef | None = None
+    """A zstd dictionary that `sixfold dictionary` trained on text like yours: short answers get smaller."""
 
 
 class InferencePolicySpec(SpecModel):
@@ -127,6 +109,8 @@ class InferencePolicySpec(SpecModel):
     """Text generation; absent means that the generation endpoints answer 404."""
     classification: ClassificationSpec | None = None
     """Classification; absent means that /v1/classify answers 404."""
+    batching: BatchingSpec | None = None
+    """Batches by length; absent means first come, first served."""
     streaming: StreamingSpec = StreamingSpec()
     """Compressed streaming."""
 

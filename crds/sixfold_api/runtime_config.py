@@ -13,7 +13,9 @@ from pydantic import ConfigDict, Field
 
 from sixfold_api.base import ApiModel, StatusModel
 from sixfold_api.classification import KEPT_CHARACTERS_RULES, ExitRule, KeptCharacters, OtherScripts
+from sixfold_api.gateway import Priority
 from sixfold_api.generation import MAX_DRAFT_TOKENS, Acceptance, DraftDevice, DraftLength, Guard, Overlap
+from sixfold_api.kv_reuse import KVStore
 from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.scalars import Compression, FullWeights, Task
 
@@ -92,6 +94,40 @@ class SubgraphsConfig(ConfigModel):
     """None is no limit."""
 
 
+class KVReuseConfig(ConfigModel):
+    store: KVStore
+    ttl_seconds: Annotated[float, Field(gt=0)]
+    max_bytes: Annotated[int, Field(ge=0)]
+    """In Redis."""
+    memory_bytes: Annotated[int, Field(ge=0)]
+    """In a pod's own memory."""
+    block_tokens: Annotated[int, Field(ge=1)]
+    min_prompt_tokens: int | None = None
+    """None is what the engine measures."""
+
+
+class BatchingConfig(ConfigModel):
+    max_batch_tokens: Annotated[int, Field(ge=1)]
+    short_wait_seconds: Annotated[float, Field(ge=0)]
+    long_wait_seconds: Annotated[float, Field(ge=0)]
+    max_wait_seconds: Annotated[float, Field(ge=0)]
+    max_queued_requests: Annotated[int, Field(ge=1)]
+
+
+class TenantConfig(ConfigModel):
+    name: str
+    priority: Priority
+    max_priority: Priority
+    """The highest that X-Priority may ask for."""
+
+
+class RequestLimits(ConfigModel):
+    """Of one request, at the gateway."""
+
+    max_bytes: Annotated[int, Field(ge=1)] = 4 * 2**20
+    timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+
+
 class EffectiveConfig(ConfigModel):
     """The settings that a pod obeys."""
 
@@ -103,6 +139,14 @@ class EffectiveConfig(ConfigModel):
     """None while the mode is off."""
     sampler_pipeline: SamplerPipelineConfig | None = None
     """None while the mode is off."""
+    kv_reuse: KVReuseConfig | None = None
+    """None while the mode is off."""
+    batching: BatchingConfig | None = None
+    """None while the mode is off."""
+    tenants: tuple[TenantConfig, ...] = ()
+    """Those whose priority isn't Normal."""
+    request_limits: RequestLimits = RequestLimits()
+    demo_page: bool = False
     early_exit: EarlyExitConfig | None = None
     """None while the mode is off."""
     classification_subgraphs: SubgraphsConfig | None = None

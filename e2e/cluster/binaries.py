@@ -4,10 +4,9 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+import packages
 from console import HarnessError, step
 from paths import BINARIES, NODE_SOURCE
 from processes import exclusive, run
@@ -42,7 +41,7 @@ def ensure(control_plane_only: bool = False) -> Path:
     folder = BINARIES / source_hash()
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / ".lock"):
-        _install(CONTROL_PLANE_PACKAGES if control_plane_only else CONTROL_PLANE_PACKAGES | NODE_PACKAGES)
+        packages.install(CONTROL_PLANE_PACKAGES if control_plane_only else CONTROL_PLANE_PACKAGES | NODE_PACKAGES)
         _build(folder, "node", "the Kubernetes programs (minutes, the first time)", ".", _version_flags())
         for name in KUBERNETES_PROGRAMS:
             if not (folder / name).exists():
@@ -113,33 +112,3 @@ def _install_helm(folder: Path) -> None:
         run("go", "install", "-trimpath", "-ldflags", "-s -w", HELM, env=_go_environment() | {"GOBIN": str(partial)})
     (partial / "helm").rename(folder / "helm")
     partial.rmdir()
-
-
-def _install(needed: dict[str, str]) -> None:
-    """Install the Debian packages whose program is missing; services that they bring are not started."""
-    search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    packages = [package for program, package in needed.items() if not shutil.which(program, path=search)]
-    if not packages:
-        return
-    missing = " ".join(packages)
-    if os.geteuid() or not shutil.which("apt-get"):
-        raise HarnessError(f"these Debian packages are needed (or their programs from elsewhere): {missing}")
-    with step(f"installing {missing}"), _no_service_starts():
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        run("apt-get", "update", "--quiet", env=environment)
-        run("apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages, env=environment)
-
-
-@contextmanager
-def _no_service_starts() -> Iterator[None]:
-    """Keep Debian's packages from starting a system-wide etcd or containerd: the harness runs its own."""
-    policy = Path("/usr/sbin/policy-rc.d")
-    if policy.exists():
-        yield
-        return
-    policy.write_text("#!/bin/sh\nexit 101\n")
-    policy.chmod(0o755)
-    try:
-        yield
-    finally:
-        policy.unlink()

@@ -2,8 +2,8 @@
 
 The gateway connects to `ws://<engine>/engine`, subprotocol `sixfold.engine.v1`. Every frame holds one message.
 
-    gateway -> engine   Submit (a batch of requests), Cancel
-    engine  -> gateway  State (on connection and after each change), Step (all streams of a step), Done
+    gateway -> engine   Submit (a batch of requests), Cancel, Prefetch, Erase
+    engine  -> gateway  State (on connection and after each change), Step (all streams of a step), Done, Erased
 
 A request is answered by any number of `Chunk`s in `Step`s and exactly one `Done`, unless the gateway cancelled it.
 The first chunk of a request carries the level that the engine stamped at admission.
@@ -55,6 +55,10 @@ class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
     """False: plain decoding for this request, whatever the level."""
     task: str = ""
     """The task slice to compute with; "" is the trunk as it is."""
+    conversation: str = ""
+    """What the client calls the conversation; a hint where keys and values may be found, never a key to them."""
+    kv_reuse: bool = True
+    """False: neither look for keys and values of an earlier request nor keep those of this one."""
 
 
 class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
@@ -86,6 +90,29 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Stop these within one step; no Done follows."""
 
     ids: list[str]
+
+
+class Prefetch(msgspec.Struct, frozen=True, omit_defaults=True, tag="prefetch"):
+    """A request of this conversation is on its way: bring what was kept of it near. Never answered."""
+
+    model: str
+    tenant: str
+    conversation: str
+
+
+class Erase(msgspec.Struct, frozen=True, omit_defaults=True, tag="erase"):
+    """Forget all keys and values that were kept for a tenant; answered by one Erased."""
+
+    id: str
+    tenant: str
+
+
+class Erased(msgspec.Struct, frozen=True, omit_defaults=True, tag="erased"):
+    id: str
+    blocks: int = 0
+    """Found and removed."""
+    error: str = ""
+    """Why some may be left."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -163,6 +190,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag="done"):
     """Tokens that a draft model proposed for this request."""
     accepted_tokens: int = 0
     """Tokens among them that the target accepted and the answer holds."""
+    cached_tokens: int = 0
+    """Tokens of the prompt whose keys and values were found instead of computed."""
 
 
 class TaskInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -192,6 +221,8 @@ class ModelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: list[str] = []
     """Of a classifier's own head; none where it has only tasks."""
     tasks: list[TaskInfo] = []
+    kv_block_tokens: int = 0
+    """Tokens of a block of keys and values that this engine keeps; 0 where it keeps none now."""
 
 
 class MissingModel(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -217,8 +248,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, tag="state"):
     missing: list[MissingModel] = []
 
 
-ToEngine = Submit | Cancel
-ToGateway = State | Step | Done
+ToEngine = Submit | Cancel | Prefetch | Erase
+ToGateway = State | Step | Done | Erased
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
