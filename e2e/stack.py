@@ -135,13 +135,19 @@ def connect() -> Cluster:
     return Cluster({**os.environ, "KUBECONFIG": kubeconfig, "PATH": path})
 
 
-def bring_up() -> Cluster:
-    """Models, cluster, images and operator: idempotent, each step prints what it does and how long it took."""
+def bring_up(*namespaces: str) -> Cluster:
+    """Models, cluster, images, operator, and a Redis for policies in these namespaces.
+
+    Idempotent; each step prints what it does and how long it took.
+    """
     model_folders()
     for verb in ("up", "images"):
         subprocess.run([sys.executable, str(CLUSTER_TOOL), verb], check=True, stdout=sys.stderr)
     cluster = connect()
-    install_operator(cluster)
+    for name in namespaces:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
+    install_operator(cluster, *namespaces)
     return cluster
 
 
@@ -154,13 +160,17 @@ def model_folders() -> dict[str, Path]:
     return {name: Path(folder) for name, folder in folders.items()} | {"text": TEXTS}
 
 
-def install_operator(cluster: Cluster) -> str:
-    """`helm upgrade --install` of the chart with the images that were built last; returns helm's output."""
+def install_operator(cluster: Cluster, *namespaces: str) -> str:
+    """`helm upgrade --install` of the chart with the images that were built last; returns helm's output.
+
+    Its Redis is there for policies in `namespaces`.
+    """
     images: dict[str, str] = json.loads(IMAGES_FILE.read_text())
-    arguments = []
-    for name in ("operator", "runtime"):
-        repository, _, tag = images[name].rpartition(":")
-        arguments += ["--set-string", f"image.{name}.repository={repository},image.{name}.tag={tag}"]
+    arguments = ["--set", "redis.enabled=true", "--set", f"redis.urlSecret.namespaces={{{','.join(namespaces)}}}"]
+    for name, where in (("operator", "image.operator"), ("runtime", "image.runtime"), ("redis", "redis.image")):
+        if name in images:
+            repository, _, tag = images[name].rpartition(":")
+            arguments += ["--set-string", f"{where}.repository={repository},{where}.tag={tag}"]
     with step("installing the operator with Helm"):
         return _helm_install(cluster, *arguments)
 
@@ -193,12 +203,16 @@ def condition(document: Document | None, type_: str) -> Document:
     return next((c for c in conditions if c["type"] == type_), {"status": "Absent", "reason": "", "message": ""})
 
 
+def pods(cluster: Cluster, namespace: str, component: str) -> list[str]:
+    """Names of the pods of a component of the policy `assistant`."""
+    found = cluster.list(namespace, "pods", f"sixfold.dev/policy=assistant,sixfold.dev/component={component}")
+    return [pod["metadata"]["name"] for pod in found]
+
+
 def pod_metrics(cluster: Cluster, namespace: str, component: str) -> str:
     """What the only pod of an engine component of the policy `assistant` exports."""
-    (pod,) = cluster.list(namespace, "pods", f"sixfold.dev/policy=assistant,sixfold.dev/component={component}")
-    return cluster.kubectl(
-        "get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8001/proxy/metrics"
-    )
+    (pod,) = pods(cluster, namespace, component)
+    return cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:8001/proxy/metrics")
 
 
 def wait_until(what: str, check: Callable[[], Any], timeout_seconds: float = 180, interval_seconds: float = 0.5) -> Any:

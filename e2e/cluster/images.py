@@ -1,4 +1,4 @@
-"""Both container images, built from the shipped Dockerfiles and brought into the cluster in use."""
+"""Container images: both of the product from the shipped Dockerfiles, brought into the cluster in use, and a Redis."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ from target import KIND_CLUSTER, Target, docker_answers
 
 LIBRARY = "docker.io/library/"  # where the kubelet looks for a name without a registry
 DOCKERFILES = {"operator": "operator/Dockerfile", "runtime": "runtime_image/Dockerfile"}
+REDIS_DOCKERFILE = "e2e/cluster/redis.Dockerfile"
 CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "uv.lock", "crds", "operator", "runtime_image")
 AUTHORITIES = "/etc/ssl/certs"
 STORAGE = CACHE / "buildah"
@@ -30,6 +31,7 @@ def ensure(target: Target) -> dict[str, str]:
     """
     names = {part: f"sixfold-{part}:{_inputs_hash(part)}" for part in DOCKERFILES}
     if target.kind == "embedded":
+        names["redis"] = f"sixfold-redis:{_redis_hash()}"  # elsewhere the chart's default is pulled
         for part, name in names.items():
             _into_embedded(part, name)
         _forget_others(names.values())
@@ -56,6 +58,10 @@ def _inputs_hash(part: str) -> str:
     for path in [REPOSITORY / DOCKERFILES[part], *_context_files()]:
         digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def _redis_hash() -> str:
+    return hashlib.sha256(base_image.NAME.encode() + (REPOSITORY / REDIS_DOCKERFILE).read_bytes()).hexdigest()[:12]
 
 
 def _context_files() -> Iterable[Path]:
@@ -94,7 +100,7 @@ def _into_embedded(part: str, name: str) -> None:
         with step(f"building {name}" + (" (torch: minutes, the first time)" if part == "runtime" else "")):
             flags = ["--layers", "--isolation", "chroot", "--network", "host", *_build_arguments()]
             flags += ["--build-arg", f"BASE_IMAGE={base_image.NAME}", "--volume", f"{AUTHORITIES}:{AUTHORITIES}:ro"]
-            dockerfile = str(REPOSITORY / DOCKERFILES[part])
+            dockerfile = str(REPOSITORY / DOCKERFILES.get(part, REDIS_DOCKERFILE))
             _buildah("build", "--quiet", *flags, "--tag", local, "--file", dockerfile, str(REPOSITORY))
     with step(f"importing {name}"):
         source = f"containers-storage:[overlay@{STORAGE / 'root'}+{STORAGE / 'run'}]{local}"
@@ -128,7 +134,7 @@ def _forget_others(names: Iterable[str]) -> None:
 
 
 def _is_one_of_ours(name: str) -> bool:
-    return name.startswith(tuple(f"sixfold-{part}:" for part in DOCKERFILES))
+    return name.startswith(tuple(f"sixfold-{part}:" for part in (*DOCKERFILES, "redis")))
 
 
 def _docker_build(part: str, name: str) -> None:

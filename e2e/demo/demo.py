@@ -44,7 +44,7 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> None:
     started = time.monotonic()
     try:
-        cluster = bring_up()
+        cluster = bring_up(NAMESPACE)
         apply_examples(cluster)
         with cluster.reach(NAMESPACE, f"{POLICY}-gateway", 8000) as url:
             asyncio.run(show(cluster, url, started))
@@ -65,8 +65,6 @@ def typed(command: str) -> None:
 def apply_examples(cluster: Cluster) -> None:
     """The examples in a namespace of their own, and the wait until the policy is Ready, with its own words."""
     heading("Applying examples/")
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
     fill_models_claim(NAMESPACE, model_folders())
     typed(f"kubectl apply -n {NAMESPACE} -f examples/")
     console.print(cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(REPOSITORY / "examples")), end="")

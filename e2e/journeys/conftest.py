@@ -15,17 +15,19 @@ sys.path.insert(0, str(E2E))
 from stack import JOURNEY_KEY, REPOSITORY, Cluster, bring_up, fill_models_claim, model_folders, wait_ready
 
 
+NAMESPACE = f"journeys-{uuid4().hex[:6]}"
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
     """The cluster at hand with the operator installed from the chart and the images of this tree."""
-    return bring_up()
+    return bring_up(NAMESPACE)
 
 
 @pytest.fixture(scope="session")
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace with the models, one API key, and a Ready policy `assistant` from examples/."""
-    name = f"journeys-{uuid4().hex[:6]}"
-    cluster.kubectl("create", "namespace", name)
+    name = NAMESPACE
     fill_models_claim(name, model_folders())
     cluster.kubectl("apply", "-n", name, "-f", str(REPOSITORY / "examples"))
     secret = {
