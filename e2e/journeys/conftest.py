@@ -14,7 +14,6 @@ sys.path.insert(0, str(E2E))
 
 from stack import JOURNEY_KEY, REPOSITORY, Cluster, bring_up, fill_models_claim, model_folders, wait_ready
 
-
 NAMESPACE = f"journeys-{uuid4().hex[:6]}"
 
 

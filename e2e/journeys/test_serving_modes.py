@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
@@ -107,7 +108,7 @@ def test_four_turns_compute_only_what_is_new(
     with capsys.disabled():
         print(f"\nprompt and cached tokens by turn: {turns}; blocks: {hits}")
     assert turns[0][1] == 0
-    for (earlier, _), (prompt, cached) in zip(turns, turns[1:], strict=False):
+    for (earlier, _), (prompt, cached) in itertools.pairwise(turns):
         assert earlier - 32 < cached < prompt
     assert hits["hit_memory"] + hits["hit_redis"] > 0
 
@@ -181,7 +182,7 @@ def test_streams_get_through_proxies_that_strip_encodings(gateway: str) -> None:
         api_key=JOURNEY_KEY,
         http_client=httpx.Client(transport=SseZstdTransport(httpx.HTTPTransport())),
     ) as client:
-        pieces = [event for event in client.chat.completions.create(**chat())]
+        pieces = list(client.chat.completions.create(**chat()))
     assert "".join(choice.delta.content or "" for event in pieces for choice in event.choices)
 
 
