@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from sixfold_api.gateway import Priority
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import SWAPPING, Chunk, Done, Failure, MissingModel, ModelInfo, Request
 from sixfold_runtime.gateway.errors import ApiError, unavailable
@@ -31,6 +32,9 @@ class Call:
         buffered: nothing reaches the client before the end, so a lost engine can be replaced at any time.
         slice: the task slice to compute with; "" for none.
         wait_seconds: how long to wait for an engine to become ready.
+        priority: of those that wait, the higher one is next.
+        deadline_seconds: time.monotonic() from which on a request that hasn't reached an engine is given up.
+        conversation: what the client calls the conversation; its turns go to one engine where that has room.
     """
 
     name: str
@@ -40,6 +44,9 @@ class Call:
     slice: str = ""
     wait_seconds: float | None = None
     """None is what a client waits."""
+    priority: Priority = Priority.NORMAL
+    deadline_seconds: float | None = None
+    conversation: str = ""
 
 
 class Restarted:

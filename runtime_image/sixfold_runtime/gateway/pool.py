@@ -15,6 +15,7 @@ from websockets.typing import Subprotocol
 
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State, TaskInfo
+from sixfold_runtime.gateway.affinity import conversation_key, nearest
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
 from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
@@ -22,6 +23,8 @@ from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
 log = logging.getLogger(__name__)
 RESOLVE_SECONDS = 1.0
 MAX_FRAME_BYTES = 64 * 2**20
+ERASE_SECONDS = 30.0
+"""How long an engine may take to erase what it keeps of a tenant."""
 BACK_OFF_SECONDS = (0.1, 2.0)
 """First and longest pause before a new try."""
 
@@ -160,6 +163,33 @@ class Pool:
                     await self._changed.wait()
         except TimeoutError:
             return None
+
+    def prefetch(self, name: str, tenant: str, conversation: str) -> None:
+        """Tell the engine that a request of this conversation will go to, if any keeps keys and values."""
+        choices = {
+            session.state.pod: (session, model.name)
+            for session, model in self._serving()
+            if session.state is not None and model.kv_block_tokens and self.matches(model, name, Task.GENERATION)
+        }
+        pod = nearest(conversation_key(tenant, conversation), choices)
+        if pod is not None:
+            session, model_name = choices[pod]
+            session.prefetch(model_name, tenant, conversation)
+
+    async def erase(self, tenant: str) -> tuple[int, list[str]]:
+        """Have all connected engines forget a tenant's keys and values.
+
+        Returns:
+            how many blocks were removed, and why some may be left, for people.
+        """
+        answers = await asyncio.gather(*(session.erase(tenant, ERASE_SECONDS) for session in self._sessions))
+        return sum(answer.blocks for answer in answers), [answer.error for answer in answers if answer.error]
+
+    def _serving(self) -> Iterable[tuple[Session, ModelInfo]]:
+        """Models that take requests now."""
+        for session in self._sessions:
+            if session.state is not None and not session.state.draining:
+                yield from ((session, model) for model in session.state.models if model.ready)
 
     def _choices(self, wanted: Callable[[ModelInfo], bool], exclude: Sequence[Session]) -> Iterable[Choice]:
         for session in self._sessions:

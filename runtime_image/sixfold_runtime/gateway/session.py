@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from sixfold_runtime.engine.protocol import (
     Cancel,
     Chunk,
     Done,
+    Erase,
+    Erased,
+    Prefetch,
     Request,
     State,
     Step,
@@ -38,6 +42,8 @@ class _Turn:
 
 
 Event = Chunk | Done
+_Outgoing = Request | str | _Turn | Prefetch | Erase
+"""A string is the id of a request to cancel."""
 _Inbox = asyncio.Queue[Event | None]
 
 
@@ -57,8 +63,9 @@ class Session:
         self._socket = socket
         self._on_state = on_state
         self._inboxes: dict[str, _Inbox] = {}
-        self._outgoing: asyncio.Queue[Request | str | _Turn] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._turns: set[str] = set()
+        self._erasures: dict[str, asyncio.Future[Erased]] = {}
         self._open = True
 
     @property
@@ -78,6 +85,8 @@ class Session:
                 await writer
             for inbox in self._inboxes.values():
                 inbox.put_nowait(None)
+            for erasure in self._erasures.values():
+                erasure.cancel()
 
     def give_turn(self, model: str) -> None:
         """Let the engine exchange a model's weights; once for each time that it waits for that."""
@@ -92,6 +101,10 @@ class Session:
                 self._deliver(chunk)
         elif isinstance(message, Done):
             self._deliver(message)
+        elif isinstance(message, Erased):
+            erasure = self._erasures.get(message.id)
+            if erasure is not None and not erasure.done():
+                erasure.set_result(message)
         else:
             self.state = message
             self._turns &= {model.name for model in message.models if model.swap_pending}
@@ -108,13 +121,36 @@ class Session:
             items = [await self._outgoing.get()]
             while not self._outgoing.empty():
                 items.append(self._outgoing.get_nowait())
-            requests = [item for item in items if not isinstance(item, str | _Turn)]
+            requests = [item for item in items if isinstance(item, Request)]
             turns = [item.model for item in items if isinstance(item, _Turn)]
             cancelled = [item for item in items if isinstance(item, str)]
             if requests or turns:
                 await self._socket.send(encode(Submit(requests, turns)))
             if cancelled:
                 await self._socket.send(encode(Cancel(cancelled)))
+            for item in items:
+                if isinstance(item, Prefetch | Erase):
+                    await self._socket.send(encode(item))
+
+    def prefetch(self, model: str, tenant: str, conversation: str) -> None:
+        """Tell the engine that a request of this conversation is on its way."""
+        self._outgoing.put_nowait(Prefetch(model, tenant, conversation))
+
+    async def erase(self, tenant: str, timeout_seconds: float) -> Erased:
+        """Have the engine forget a tenant's keys and values. What goes wrong is in the answer's `error`."""
+        pod = self.state.pod if self.state is not None else "an engine"
+        if not self._open:
+            return Erased("", error=f"{pod} was lost")
+        erase_id = secrets.token_hex(12)
+        answer = self._erasures[erase_id] = asyncio.get_running_loop().create_future()
+        self._outgoing.put_nowait(Erase(erase_id, tenant))
+        try:
+            await asyncio.wait([answer], timeout=timeout_seconds)
+        finally:
+            del self._erasures[erase_id]
+        if not answer.done():
+            return Erased(erase_id, error=f"{pod} did not answer within {timeout_seconds:.0f} s")
+        return Erased(erase_id, error=f"{pod} was lost") if answer.cancelled() else answer.result()
 
     async def events(self, request: Request) -> AsyncGenerator[Event, None]:
         """Submit and yield chunks up to the Done. Closing the iterator earlier cancels at the engine.
