@@ -14,7 +14,7 @@ SHORT_TOKENS, LONG_TOKENS = 100, 500
 
 
 class BatchingSpec(ApiModel):
-    """Batches by length, on from level 3: prompts to prefill and texts to classify. An idle engine gets work at once."""
+    """Batches by length of prompts and of texts to classify, on from level 3. An idle engine gets work at once."""
 
     max_batch_tokens: Annotated[int, Field(ge=16, le=1_000_000), Unquoted] = 1024
     """Most tokens of a batch when all of it is padded to its longest request. A longer request goes alone."""

@@ -8,29 +8,34 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sixfold_api.base import ApiModel
+from sixfold_api.batching import BatchingSpec
+from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import Acceptance, GenerationSpec, Guard, ThresholdSpec
 from sixfold_api.modes import LEVEL_FROM, Mode, ModeState
 from sixfold_api.policy import ClassificationSpec, InferencePolicySpec, ModeStatus
 from sixfold_api.provenance import provenance
 from sixfold_api.runtime_config import (
+    BatchingConfig,
     EarlyExitConfig,
     EffectiveConfig,
     EscalateConfig,
+    KVReuseConfig,
     Provenance,
     RateLimitConfig,
+    RequestLimits,
     SamplerPipelineConfig,
     SanitizeConfig,
     SpeculativeConfig,
     StreamingConfig,
     SubgraphsConfig,
     TaskConfig,
+    TenantConfig,
 )
-from sixfold_api.scalars import Compression, quantity_value
+from sixfold_api.scalars import Compression, duration_seconds, quantity_value
 
 DEFAULT_MIN_COSINE = 0.6
 NO_SUBGRAPHS = "spec.classification.subgraphs and spec.generation.subgraphs are absent"
 NOTHING_STREAMS = "nothing streams: the policy has no spec.generation"
-NOT_IN_THIS_VERSION = "this version of Sixfold doesn't have it"
 _NOTHING: Mapping[Mode, str] = MappingProxyType({})
 
 
@@ -64,6 +69,14 @@ def effective(
         rate_limit=_rate_limit_share(spec),
         speculative=_speculative(spec.generation) if Mode.SPECULATIVE in active else None,
         sampler_pipeline=_sampler_pipeline(spec.generation) if Mode.SAMPLER_PIPELINE in active else None,
+        kv_reuse=_kv_reuse(spec.generation) if Mode.KV_CACHE_REUSE in active else None,
+        batching=_batching(spec.batching) if Mode.DYNAMIC_BATCHING in active else None,
+        tenants=_tenants(spec.gateway),
+        request_limits=RequestLimits(
+            max_bytes=int(quantity_value(spec.gateway.max_request_size)),
+            timeout_seconds=duration_seconds(spec.gateway.request_timeout),
+        ),
+        demo_page=spec.gateway.demo_page,
         early_exit=_early_exit(spec.classification) if Mode.EARLY_EXIT in active else None,
         classification_subgraphs=_subgraphs(spec.classification, on_demand),
         generation_subgraphs=_subgraphs(spec.generation, on_demand),
@@ -96,12 +109,14 @@ def _configured(mode: Mode, spec: InferencePolicySpec) -> tuple[ModeState, str]:
         return _if_present(generation and generation.speculative, "spec.generation.speculative")
     if mode is Mode.SAMPLER_PIPELINE:
         return _if_present(generation and generation.sampler_pipeline, "spec.generation.samplerPipeline")
+    if mode is Mode.KV_CACHE_REUSE:
+        return _if_present(generation and generation.kv_cache_reuse, "spec.generation.kvCacheReuse")
+    if mode is Mode.DYNAMIC_BATCHING:
+        return _if_present(spec.batching, "spec.batching")
     if mode is Mode.EARLY_EXIT:
         return _if_present(classification and classification.early_exit, "spec.classification.earlyExit")
-    if mode is Mode.SUBGRAPHS:
-        block = (classification and classification.subgraphs) or (generation and generation.subgraphs)
-        return (ModeState.ACTIVE, "") if block is not None else (ModeState.OFF, NO_SUBGRAPHS)
-    return ModeState.UNSUPPORTED, NOT_IN_THIS_VERSION
+    block = (classification and classification.subgraphs) or (generation and generation.subgraphs)
+    return (ModeState.ACTIVE, "") if block is not None else (ModeState.OFF, NO_SUBGRAPHS)
 
 
 def _if_present(block: ApiModel | None, path: str) -> tuple[ModeState, str]:
@@ -130,6 +145,39 @@ def _sampler_pipeline(generation: GenerationSpec | None) -> SamplerPipelineConfi
     spec = generation.sampler_pipeline
     size = None if spec.buffer_size is None else int(quantity_value(spec.buffer_size))
     return SamplerPipelineConfig(workers=spec.workers, overlap=spec.overlap, buffer_bytes=size)
+
+
+def _kv_reuse(generation: GenerationSpec | None) -> KVReuseConfig | None:
+    if generation is None or generation.kv_cache_reuse is None:
+        return None
+    spec = generation.kv_cache_reuse
+    return KVReuseConfig(
+        store=spec.store,
+        ttl_seconds=duration_seconds(spec.ttl),
+        max_bytes=int(quantity_value(spec.max_size)),
+        memory_bytes=int(quantity_value(spec.memory_size)),
+        block_tokens=spec.block_tokens,
+        min_prompt_tokens=spec.min_prompt_tokens,
+    )
+
+
+def _batching(spec: BatchingSpec | None) -> BatchingConfig | None:
+    if spec is None:
+        return None
+    return BatchingConfig(
+        max_batch_tokens=spec.max_batch_tokens,
+        short_wait_seconds=duration_seconds(spec.short_wait),
+        long_wait_seconds=duration_seconds(spec.long_wait),
+        max_wait_seconds=duration_seconds(spec.max_wait),
+        max_queued_requests=spec.max_queued_requests,
+    )
+
+
+def _tenants(gateway: GatewaySpec) -> tuple[TenantConfig, ...]:
+    return tuple(
+        TenantConfig(name=tenant.name, priority=tenant.priority, max_priority=tenant.max_priority or tenant.priority)
+        for tenant in gateway.tenants
+    )
 
 
 def _early_exit(classification: ClassificationSpec | None) -> EarlyExitConfig | None:

@@ -8,8 +8,7 @@ MAX_LEVEL = 3
 
 
 class Mode(StrEnum):
-    """What saves cost. A mode's fields join the schema with the feature that obeys them; until then it is
-    reported as unsupported."""
+    """What saves cost."""
 
     QUANTIZED = "Quantized"
     SPECULATIVE = "Speculative"

@@ -30,7 +30,8 @@ class KeyRef(ApiModel):
     """Name of the entry."""
 
 
-SecretKeyRef = ConfigMapKeyRef = KeyRef
+SecretKeyRef = KeyRef
+ConfigMapKeyRef = KeyRef
 
 
 class ClaimRef(ApiModel):

@@ -7,6 +7,7 @@ from typing import Any
 from sixfold_api.base import ApiModel
 from sixfold_api.classification import ExitRule
 from sixfold_api.generation import Acceptance, Guard
+from sixfold_api.kv_reuse import KVStore
 from sixfold_api.modes import Mode, ModeState
 from sixfold_api.policy import InferencePolicySpec, ModeStatus
 from sixfold_api.runtime_config import EffectiveConfig, Provenance, SetBy, SubgraphsConfig
@@ -14,7 +15,9 @@ from sixfold_api.runtime_config import EffectiveConfig, Provenance, SetBy, Subgr
 _MODE_BLOCKS = {
     Mode.QUANTIZED: "/generation/quantized",
     Mode.SPECULATIVE: "/generation/speculative",
+    Mode.KV_CACHE_REUSE: "/generation/kvCacheReuse",
     Mode.SAMPLER_PIPELINE: "/generation/samplerPipeline",
+    Mode.DYNAMIC_BATCHING: "/batching",
     Mode.EARLY_EXIT: "/classification/earlyExit",
 }
 _LONGEST_VALUE = 80
@@ -28,9 +31,7 @@ def provenance(
 ) -> tuple[Provenance, ...]:
     """One row for each value of `config`, and one for each mode that the spec has and that is off."""
     status = {mode.name: mode for mode in modes}
-    rows = [_level(spec, config), *_streaming(spec, config, status[Mode.COMPRESSED_STREAMING])]
-    if spec.gateway.rate_limit is not None:
-        rows += _rows(spec, "/gateway/rateLimit", "requestsPerSecond", "burst")
+    rows = [_level(spec, config), *_streaming(spec, config, status[Mode.COMPRESSED_STREAMING]), *_gateway(spec, config)]
     for mode, block in _MODE_BLOCKS.items():
         if status[mode].state is ModeState.ACTIVE:
             rows += _active(mode, spec, config)
@@ -63,6 +64,21 @@ def _streaming(spec: InferencePolicySpec, config: EffectiveConfig, status: ModeS
     return [compression, _row(spec, "/streaming/level")]
 
 
+def _gateway(spec: InferencePolicySpec, config: EffectiveConfig) -> list[Provenance]:
+    """They hold at every level."""
+    rows = []
+    if spec.gateway.rate_limit is not None:
+        rows += _rows(spec, "/gateway/rateLimit", "requestsPerSecond", "burst")
+    if config.tenants:
+        names = ", ".join(
+            f"{tenant.name} ({tenant.priority}"
+            + (f", at most {tenant.max_priority})" if tenant.max_priority is not tenant.priority else ")")
+            for tenant in config.tenants
+        )
+        rows.append(Provenance(path="/gateway/tenants", value=_shortened(names), set_by=SetBy.SPEC))
+    return rows + _rows(spec, "/gateway", "maxRequestSize", "requestTimeout", "demoPage")
+
+
 def _active(mode: Mode, spec: InferencePolicySpec, config: EffectiveConfig) -> list[Provenance]:
     block = _MODE_BLOCKS[mode]
     if mode is Mode.QUANTIZED:
@@ -71,6 +87,14 @@ def _active(mode: Mode, spec: InferencePolicySpec, config: EffectiveConfig) -> l
         return _speculative(spec, config)
     if mode is Mode.EARLY_EXIT:
         return _early_exit(spec, config)
+    if mode is Mode.KV_CACHE_REUSE:
+        in_redis = ["maxSize"] if config.kv_reuse is not None and config.kv_reuse.store is KVStore.REDIS else []
+        return [
+            *_rows(spec, block, "store", "ttl", *in_redis, "memorySize", "blockTokens"),
+            _row(spec, f"{block}/minPromptTokens", absent="what engines measure"),
+        ]
+    if mode is Mode.DYNAMIC_BATCHING:
+        return _rows(spec, block, "maxBatchTokens", "shortWait", "longWait", "maxWait", "maxQueuedRequests")
     return [
         *_rows(spec, block, "workers", "overlap"),
         _row(spec, f"{block}/bufferSize", absent="what the largest batch needs"),

@@ -36,6 +36,10 @@ class RuntimeSettings(BaseSettings):
     """Where config.json is mounted; without it the embedded defaults hold."""
     api_keys_directory: Path | None = None
     """Where the Secret with the API keys is mounted; without it the gateway is open."""
+    redis_directory: Path | None = None
+    """Where the address of Redis is mounted: the file `url`, and `ca.crt` where its authority isn't a known one."""
+    stream_dictionary_directory: Path | None = None
+    """Where the zstd dictionary of streams is mounted: the file `dictionary`."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """auto takes CUDA where a device is there, else the CPU."""
     drain_seconds: float = DRAIN_SECONDS

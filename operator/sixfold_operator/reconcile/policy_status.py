@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
-from sixfold_api.effective import NOT_IN_THIS_VERSION, NOTHING_STREAMS
+from sixfold_api.effective import NOTHING_STREAMS
 from sixfold_api.modes import ModeState
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import EngineStatus, InferencePolicyStatus, LevelStatus, ModeStatus
@@ -71,9 +71,7 @@ def _mode_notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> 
     return [
         Note("ModeUnsupported", f"{mode.name} doesn't run: {mode.reason}")
         for mode in after.modes
-        if mode.state is ModeState.UNSUPPORTED
-        and mode.name not in were
-        and mode.reason not in (NOTHING_STREAMS, NOT_IN_THIS_VERSION)
+        if mode.state is ModeState.UNSUPPORTED and mode.name not in were and mode.reason != NOTHING_STREAMS
     ]
 
 
