@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule
 from sixfold_api.pods import PodSettings, SecretRef
-from sixfold_api.scalars import Duration, Quantity, Unquoted, duration_seconds, quantity_value
+from sixfold_api.scalars import Duration, NoFloat, Quantity, Unquoted, duration_seconds, quantity_value
 
 MAX_TENANTS = 256
 _MIB = 2**20
@@ -57,6 +57,13 @@ class TenantSpec(ApiModel):
     )
 
 
+def _each_once(tenants: list[TenantSpec]) -> list[TenantSpec]:
+    """What kube-apiserver sees to by itself for a list with keys; as a rule over so many it would cost too much."""
+    if len({tenant.name for tenant in tenants}) != len(tenants):
+        raise ValueError("each tenant may stand there once")
+    return tenants
+
+
 class GatewaySpec(ApiModel):
     """The Deployment of gateway pods: keys, limits, tokenising, batching, streaming. CPU only."""
 
@@ -68,13 +75,14 @@ class GatewaySpec(ApiModel):
     """Absent means no limit."""
     tenants: Annotated[
         list[TenantSpec],
+        AfterValidator(_each_once),
         Field(
             max_length=MAX_TENANTS,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = []
     """Keys whose requests aren't of Normal priority; those that aren't listed are."""
-    max_request_size: Quantity = "4Mi"
+    max_request_size: Annotated[Quantity, NoFloat] = "4Mi"
     """Most bytes of a request's body."""
     request_timeout: Duration = "10m"
     """How long a request may take in all; X-Request-Timeout may ask for less."""

@@ -19,7 +19,8 @@ from sixfold_api.precision import CLAIM_FILE_PATTERN
 
 # (values that are fine, values just over a line); a quarter of the specs or so should be accepted.
 NAMES = ["chat", "a" * 40], ["a" * 41, "", "Chat", "a.b", "a-", "é"]
-DURATIONS = ["1h", "720h", "1h30m"], ["0s", "721h", "1.5h", "1d", "999999h999999h9s", ""]
+ENTRIES = ["url", "ca.crt", "a" * 253], ["a b", "", "a/b", "a" * 254]
+DURATIONS = ["1h", "720h", "1h30m", "5ms", "15ms"], ["0s", "721h", "1.5h", "1d", "999999h999999h9s", ""]
 URIS = ["pvc://models/chat", "hf://acme/chat@" + "0" * 40], ["pvc://models", "hf://acme/chat@main"]
 TEXTS = ["pvc://models/a.jsonl"], ["pvc://models", "hf://acme/chat@" + "0" * 40]
 FRACTIONS = ["0", "0.5", "1.0"], ["2", "-0.1", ".5", "1e-3", "0.1234567"]
@@ -30,11 +31,15 @@ MODULES = ["o_proj", "layers.0.*"], ["o proj", "", "a/b"]
 LABELS = ["x", "a" * 63], ["a b", "-", "ä", "a" * 64, ".x"]
 KEYS = ["x", "example.com/x"], ["a b", "-", "", "Example.com/x", "/x"]
 RESOURCES = ["nvidia.com/gpu"], ["gpu", "nvidia.com/", "NVIDIA.com/gpu"]
-QUANTITIES = ["1", "500m", "1.5Gi", "1e3", 0, 3, 2.0, None], ["1ki", "-1", "", ".5", "1 Gi", -1, 2**63, True, 1.5]
+QUANTITIES = (
+    ["1", "500m", "1.5Gi", "1e3", "4Mi", 0, 3, 2.0, None],
+    ["1ki", "-1", "", ".5", "1 Gi", -1, 2**63, True, 1.5],
+)
 KNOWN = {
     "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": FRACTIONS,
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": DECIMALS,
     "^[A-Za-z0-9_.*]+$": MODULES,
+    "^[-._a-zA-Z0-9]+$": ENTRIES,
     CLAIM_FILE_PATTERN: TEXTS,
     KEPT_CHARACTERS_PATTERN: KEPT,
 }

@@ -42,6 +42,11 @@ TIED = {
     ("task", "TokenClassification"),
     ("rule", "Quantile"),
     ("rule", "Fixed"),
+    ("store", "Memory"),
+    ("priority", "Normal"),
+    ("priority", "High"),
+    ("maxPriority", "Low"),
+    ("maxPriority", "Normal"),
 }
 """Words that rules tie to other fields of the full example."""
 NEEDED = {
@@ -53,6 +58,8 @@ NEEDED = {
     ("evaluation",),
     ("source", "variantRef"),
     ("exitHeads",),
+    ("gateway", "apiKeysSecretRef"),
+    ("generation", "kvCacheReuse", "redis"),
     ("slices", 1, "training"),
 }
 """Blocks that a rule needs in the full example."""
@@ -69,6 +76,7 @@ LONGEST = {
     "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": "0.123456",
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": "-123456789.123456",
     "^[A-Za-z0-9_.*]+$": "a" * 128,
+    "^[-._a-zA-Z0-9]+$": "a" * 253,
     KEPT_CHARACTERS_PATTERN: "a" * 256,
     CLAIM_FILE_PATTERN: "pvc://models/" + "a" * 499,
     None: "pvc://models/" + "a" * 499,  # a URI, whose form is a rule
@@ -153,6 +161,8 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "no such word", replaced(full, path, "NoSuchWord"), 'Unsupported value: "NoSuchWord"'
         yield "lower case", replaced(full, path, value.lower()), "Unsupported value"
         return
+    if path[-1] == "maxRequestSize":  # its bounds are a rule, see test_rules.py
+        node = {key: value for key, value in node.items() if key not in ("minimum", "maxLength")}
     if "minimum" in node:
         yield "smallest", replaced(full, path, node["minimum"]), None
         words = f"should be greater than or equal to {node['minimum']}"
@@ -201,7 +211,7 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "an object", replaced(full, path, {}), "must be of type array"
     if node.get("type") == "object":
         if path not in NEEDED and not isinstance(path[-1], int):
-            required = path[-1] in ("variantRef", "draftVariantRef", "source", "training")
+            required = path[-1] in ("variantRef", "draftVariantRef", "source", "training", "urlSecretRef")
             yield "null", replaced(full, path, None), "Required value" if required else None
         yield "text", replaced(full, path, "text"), "must be of type object"
         if "maxProperties" in node:
@@ -263,10 +273,15 @@ DEFAULTS = {
     POLICY: (
         {
             "engine": {},
-            "gateway": {"rateLimit": {"requestsPerSecond": 5}},
+            "gateway": {
+                "apiKeysSecretRef": {"name": "keys"},
+                "rateLimit": {"requestsPerSecond": 5},
+                "tenants": [{"name": "web"}],
+            },
             "generation": {
                 "variantRef": {"name": "chat"},
                 "speculative": {"draftVariantRef": {"name": "tiny"}},
+                "kvCacheReuse": {},
                 "samplerPipeline": {},
             },
             "classification": {
@@ -276,16 +291,26 @@ DEFAULTS = {
                 "subgraphs": {"tasks": [{"name": "ner"}]},
                 "escalate": {"belowConfidence": "0.5", "promptTemplate": "{text}"},
             },
+            "batching": {},
             "streaming": {},
         },
         {
             "rollbackLevel": 3,
             "engine/strategy": "Auto",
             "gateway/rateLimit/burst": 10,
+            "gateway/tenants/0/priority": "Normal",
+            "gateway/maxRequestSize": "4Mi",
+            "gateway/requestTimeout": "10m",
+            "gateway/demoPage": False,
             "generation/speculative/draftDevice": "Auto",
             "generation/speculative/numTokens": 5,
             "generation/speculative/length": "CostModel",
             "generation/speculative/acceptance": "Lossless",
+            "generation/kvCacheReuse/store": "Memory",
+            "generation/kvCacheReuse/ttl": "1h",
+            "generation/kvCacheReuse/maxSize": "4Gi",
+            "generation/kvCacheReuse/memorySize": "256Mi",
+            "generation/kvCacheReuse/blockTokens": 32,
             "generation/samplerPipeline/workers": 1,
             "generation/samplerPipeline/overlap": "Auto",
             "classification/engine/strategy": "Auto",
@@ -294,6 +319,11 @@ DEFAULTS = {
             "classification/earlyExit/sanitize/otherScripts": "Keep",
             "classification/subgraphs/tasks/0/pinned": False,
             "classification/escalate/maxTokens": 128,
+            "batching/maxBatchTokens": 1024,
+            "batching/shortWait": "10ms",
+            "batching/longWait": "5ms",
+            "batching/maxWait": "15ms",
+            "batching/maxQueuedRequests": 1000,
             "streaming/compression": "Auto",
             "streaming/level": 3,
         },

@@ -37,10 +37,12 @@ def test_the_crd_is_accepted_as_structural(kubectl, kind: Kind) -> None:
 
 
 def test_an_upgrade_in_place_keeps_stored_objects(api, kubectl) -> None:
-    """An older CRD without rate limits and streaming, an object, then today's CRD over it."""
+    """An older CRD without streaming and with little of the gateway, an object, then today's CRD over it."""
     older = copy.deepcopy(crd(POLICY))
     spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    del spec["streaming"], spec["gateway"]["properties"]["rateLimit"]
+    del spec["streaming"], spec["gateway"]["x-kubernetes-validations"]
+    for name in ("rateLimit", "tenants", "maxRequestSize", "requestTimeout", "demoPage"):
+        del spec["gateway"]["properties"][name]
     today = str(ROOT / "crds" / f"{POLICY.plural}.yaml")
 
     def apply(*arguments: str, stdin: str | None = None) -> None:
@@ -61,7 +63,9 @@ def test_an_upgrade_in_place_keeps_stored_objects(api, kubectl) -> None:
         apply("-f", today)
     assert eventually(lambda: settled(known=True))
     after = api.get(POLICY, "older")
-    assert after["spec"] == before["spec"] == stored
+    assert before["spec"] == stored
+    added = {"maxRequestSize": "4Mi", "requestTimeout": "10m", "demoPage": False}
+    assert after["spec"] == stored | {"gateway": {"replicas": 3, **added}}
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert api.patch(POLICY, "older", {"spec": {"streaming": {"level": 7}}}).accepted
     assert api.get(POLICY, "older")["spec"]["streaming"] == {"compression": "Auto", "level": 7}

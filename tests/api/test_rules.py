@@ -66,6 +66,13 @@ BACKWARDS = "keep has a range that runs backwards, such as z-a"
 CALIBRATED = "maxDisagreement is for rule: Calibrated; remove it"
 TEMPLATE = "promptTemplate must contain {text}, where the text goes"
 BACKWARDS = "keep has a range that runs backwards, such as z-a"
+STORE = "redis is needed for store: Redis, and only there"
+TTL = "ttl must be between 1s and 720h"
+WAITS = "shortWait and longWait may be at most maxWait, and maxWait at most 1s"
+MAX_PRIORITY = "maxPriority may not be lower than priority"
+NO_KEYS = "tenants are entries of the Secret with the API keys: add apiKeysSecretRef or remove them"
+TIMEOUT = "requestTimeout must be between 1s and 24h"
+REQUEST_SIZE = "maxRequestSize must be between 1Ki and 1Gi"
 ESCALATES = "classification.escalate hands texts to generation: add spec.generation or remove it"
 BUDGET = "accuracyBudgetPoints is for a quantised classifier, perplexityBudgetPercent for a quantised generator"
 GENERATES = "lora and draftFor are for task: Generation; remove them"
@@ -148,6 +155,19 @@ def classifying(**blocks: Any) -> dict[str, Any]:
     return {"classification": CLASSIFICATION | blocks}
 
 
+def keeping(**fields: Any) -> dict[str, Any]:
+    return generating(kvCacheReuse=fields)
+
+
+def gateway(**fields: Any) -> dict[str, Any]:
+    return policy(gateway=fields)
+
+
+def tenants(*entries: dict[str, Any]) -> dict[str, Any]:
+    return gateway(apiKeysSecretRef={"name": "keys"}, tenants=list(entries))
+
+
+REDIS = {"urlSecretRef": {"name": "redis", "key": "url"}}
 CUT = {"name": "ner", "checkpoint": "pvc://models/ner"}
 TRAINED = {"name": "topic", "training": TRAINING}
 WRITES = {"artifact": {"claimName": "models"}}
@@ -334,6 +354,47 @@ CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
     (POLICY, classifying(escalate=ESCALATION), ESCALATES),
     (POLICY, policy(classification=CLASSIFICATION | {"escalate": ESCALATION | {"promptTemplate": "{labels}?"}}),
      TEMPLATE),
+    (POLICY, keeping(), None),
+    (POLICY, keeping(store="Memory"), None),
+    (POLICY, keeping(store="Redis", redis=REDIS), None),
+    (POLICY, keeping(store="Redis", redis=REDIS | {"caSecretRef": {"name": "redis", "key": "ca.crt"}}), None),
+    (POLICY, keeping(store="Redis"), STORE),
+    (POLICY, keeping(redis=REDIS), STORE),
+    (POLICY, keeping(store="Memory", redis=REDIS), STORE),
+    *((POLICY, keeping(ttl=ttl), None) for ttl in ("1s", "1000ms", "720h")),
+    *((POLICY, keeping(ttl=ttl), TTL) for ttl in ("0s", "999ms", "720h1ms", "999999h999999h")),
+    (POLICY, policy(batching={}), None),
+    (POLICY, {"classification": CLASSIFICATION, "batching": {}}, None),
+    (POLICY, policy(batching={"shortWait": "15ms", "longWait": "15ms"}), None),
+    (POLICY, policy(batching={"shortWait": "0ms", "longWait": "0s", "maxWait": "0m"}), None),
+    (POLICY, policy(batching={"shortWait": "1s", "longWait": "1s", "maxWait": "1s"}), None),
+    (POLICY, policy(batching={"shortWait": "16ms"}), WAITS),
+    (POLICY, policy(batching={"longWait": "16ms"}), WAITS),
+    (POLICY, policy(batching={"maxWait": "9ms"}), WAITS),
+    (POLICY, policy(batching={"maxWait": "1001ms"}), WAITS),
+    (POLICY, policy(batching={"maxWait": "1s1ms"}), WAITS),
+    *((POLICY, tenants({"name": "a", **fields}), message) for message, each in {
+        None: [
+            {}, {"priority": "High"}, {"maxPriority": "High"}, {"maxPriority": "Normal"},
+            {"priority": "High", "maxPriority": "High"},
+            *({"priority": "Low", "maxPriority": highest} for highest in ("Low", "Normal", "High")),
+            *({"priority": "Normal", "maxPriority": highest} for highest in ("Normal", "High")),
+        ],
+        MAX_PRIORITY: [
+            {"maxPriority": "Low"}, {"priority": "Normal", "maxPriority": "Low"},
+            *({"priority": "High", "maxPriority": highest} for highest in ("Low", "Normal")),
+        ],
+    }.items() for fields in each),
+    (POLICY, tenants({"name": "a"}, {"name": "b", "priority": "Low"}), None),
+    (POLICY, tenants(*({"name": f"{'x' * 250}{number}"} for number in range(256))), None),
+    (POLICY, gateway(tenants=[]), None),
+    (POLICY, gateway(tenants=[{"name": "a"}]), NO_KEYS),
+    *((POLICY, gateway(requestTimeout=limit), None) for limit in ("1s", "1000ms", "24h", "23h60m")),
+    *((POLICY, gateway(requestTimeout=limit), TIMEOUT) for limit in ("0s", "999ms", "24h1ms", "1441m")),
+    *((POLICY, gateway(maxRequestSize=size), None) for size in
+      ("1Ki", "1024", 1024, "1Gi", 2**30, "1.5Mi", "1e6", "1024000m")),
+    *((POLICY, gateway(maxRequestSize=size), REQUEST_SIZE) for size in
+      ("1023", 1023, 0, "0", "1k", "1025Mi", 2**30 + 1, "2G", "1024m", "1E")),
 ]  # fmt: skip
 
 
@@ -351,6 +412,14 @@ def test_rules(api, kind: Kind, spec: dict[str, Any], message: str | None) -> No
         with pytest.raises(ValidationError, match="Value error") as caught:
             kind.spec.model_validate(spec)
         assert message in str(caught.value)
+
+
+def test_each_tenant_stands_there_once(api) -> None:
+    """Said by the list's key, not by a rule."""
+    twice = tenants({"name": "a"}, {"name": "a", "priority": "Low"})
+    assert "Duplicate value" in " ".join(api.create(POLICY, twice).causes)
+    with pytest.raises(ValidationError, match="each tenant may stand there once"):
+        POLICY.spec.model_validate(twice)
 
 
 @pytest.mark.parametrize(
