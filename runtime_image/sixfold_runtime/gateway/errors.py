@@ -9,7 +9,8 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 class ApiError(Exception):
@@ -59,6 +60,12 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
 
 def unavailable(message: str, code: str = "unavailable", retry_after_seconds: float = 1.0) -> ApiError:
     return ApiError(503, code, message, retry_after_seconds=retry_after_seconds)
+
+
+def deadline_exceeded(seconds: float) -> ApiError:
+    """The time that the request had is over."""
+    message = f"no answer within {seconds:g} s, which this request may take: ask for less, or allow more time"
+    return ApiError(504, DEADLINE_EXCEEDED, message)
 
 
 def internal_error(request_id: str) -> ApiError:
