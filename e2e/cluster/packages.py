@@ -11,7 +11,12 @@ from console import HarnessError, step
 from paths import CACHE
 from processes import exclusive, run
 
-PROGRAMS = {"redis-server": "redis-server", "redis-cli": "redis-tools", "chromium": "chromium"}
+PROGRAMS = {
+    "redis-server": "redis-server",
+    "redis-sentinel": "redis-sentinel",
+    "redis-cli": "redis-tools",
+    "chromium": "chromium",
+}
 """What tests may ask for by name, and the package that brings it."""
 
 
