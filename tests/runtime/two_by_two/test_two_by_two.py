@@ -1,4 +1,4 @@
-"""Two gateways, two engines and a Redis, each a process of its own: what is computed once serves all, and Redis may go."""
+"""Two gateways, two engines and a Redis, each a process: what is computed once serves all, and Redis may go."""
 
 from __future__ import annotations
 
