@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from sixfold_runtime.config import ConfigStore
-from sixfold_runtime.gateway import classification, generation, listing
+from sixfold_runtime.gateway import classification, dictionary, generation, listing
 from sixfold_runtime.gateway.core import Gateway, exchange_of
 from sixfold_runtime.gateway.envelope import Envelope
 from sixfold_runtime.gateway.errors import ApiError, json_response
@@ -44,7 +44,7 @@ def create_gateway_app(settings: RuntimeSettings, config: ConfigStore) -> FastAP
         title="Sixfold", description="OpenAI-compatible inference.", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.gateway = gateway
-    for part in (generation, classification, listing):
+    for part in (generation, classification, listing, dictionary):
         app.include_router(part.router(gateway))
     _add_probes(app, gateway)
     _add_error_handlers(app)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from sixfold_api.runtime_config import ModelState, PodState, Role
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.gateway.dictionary import DictionaryFile
 from sixfold_runtime.gateway.dispatch import Dispatcher
 from sixfold_runtime.gateway.errors import ApiError
 from sixfold_runtime.gateway.exchange import Exchange, request_id
+from sixfold_runtime.gateway.headers import asked_terms
 from sixfold_runtime.gateway.keys import ApiKeys
 from sixfold_runtime.gateway.limits import RateLimiter
 from sixfold_runtime.gateway.metrics import GatewayMetrics
 from sixfold_runtime.gateway.pool import Pool
-from sixfold_runtime.gateway.sse import read_body
+from sixfold_runtime.gateway.sse import ClientLeftError, read_body
 from sixfold_runtime.settings import RuntimeSettings
-
-MAX_BODY_BYTES = 4 * 2**20
 
 
 class Gateway:
@@ -40,6 +40,7 @@ class Gateway:
         self.draining = False
         self.started_unix_seconds = int(time.time())
         self._keys = ApiKeys(settings.api_keys_directory)
+        self.stream_dictionary = DictionaryFile(settings.stream_dictionary_directory)
         self._limiter = RateLimiter()
 
     async def run(self) -> None:
@@ -63,13 +64,11 @@ class Gateway:
             )
         exchange_of(request).tenant = tenant
 
-    async def admit(self, request: Request, task: Task) -> bytes:
-        """The body of a request that may run. Raises ApiError (401, 413, 429)."""
-        exchange = exchange_of(request)
-        exchange.task = task
+    def admit(self, request: Request) -> Exchange:
+        """Let a request in that may run, on its terms. Raises ApiError (400, 401, 403, 429)."""
         self.authenticate(request)
-        limit = self.config.current.stable.rate_limit
-        wait_seconds = self._limiter.wait_seconds(exchange.tenant, limit, time.monotonic())
+        exchange, stable = exchange_of(request), self.config.current.stable
+        wait_seconds = self._limiter.wait_seconds(exchange.tenant, stable.rate_limit, time.monotonic())
         if wait_seconds > 0:
             self.metrics.rate_limited()
             raise ApiError(
@@ -78,7 +77,20 @@ class Gateway:
                 f"too many requests with this key; the next may come in {wait_seconds:.2f} s",
                 retry_after_seconds=wait_seconds,
             )
-        return await read_body(request, MAX_BODY_BYTES)
+        exchange.terms = asked_terms(request.headers, exchange.tenant, stable.tenants, stable.request_limits)
+        return exchange
+
+    async def admit_body(self, request: Request, task: Task) -> bytes:
+        """The body of a request that may run. Raises ApiError (400, 401, 403, 408, 413, 429)."""
+        exchange_of(request).task = task
+        exchange = self.admit(request)
+        try:
+            async with asyncio.timeout(exchange.deadline_seconds - time.monotonic()):
+                return await read_body(request, self.config.current.stable.request_limits.max_bytes)
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", "the body did not arrive within the time of the request") from None
+        except ClientDisconnect:
+            raise ClientLeftError from None
 
     def _configured_tasks(self, task: Task) -> set[str]:
         stable = self.config.current.stable

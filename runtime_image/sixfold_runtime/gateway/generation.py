@@ -14,6 +14,7 @@ from starlette.responses import Response
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
 from sixfold_runtime.gateway.core import Gateway, exchange_of
+from sixfold_runtime.gateway.deadline import until
 from sixfold_runtime.gateway.dispatch import Call, Restarted
 from sixfold_runtime.gateway.errors import ApiError, bad_request, json_response
 from sixfold_runtime.gateway.exchange import Exchange
@@ -22,8 +23,8 @@ from sixfold_runtime.gateway.pool import Choice
 from sixfold_runtime.gateway.replies import ChatForm, CompletionForm, Form, Usage
 from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationBody, Prompt, documented
 from sixfold_runtime.gateway.sse import DONE, EventStream, event, while_connected
+from sixfold_runtime.gateway.stream_encoding import asked_of, encoding_for
 from sixfold_runtime.gateway.tasks import asked_task
-from sixfold_runtime.modes.streaming import content_encoding
 
 TokenIds = Callable[[Choice], Awaitable[list[int]]]
 """The prompt's token ids for the engine that was chosen; raises ApiError."""
@@ -35,7 +36,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
     async def chat(request: Request) -> Response:
         """Continue a conversation."""
-        body = ChatBody.parse(await gateway.admit(request, Task.GENERATION))
+        body = ChatBody.parse(await gateway.admit_body(request, Task.GENERATION))
         messages = [message.for_template(index) for index, message in enumerate(body.messages)]
 
         async def token_ids(choice: Choice) -> list[int]:
@@ -46,7 +47,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue one text or several."""
-        body = CompletionBody.parse(await gateway.admit(request, Task.GENERATION))
+        body = CompletionBody.parse(await gateway.admit_body(request, Task.GENERATION))
         prompts = [_prompt_ids(prompt) for prompt in body.prompts()]
         return await _Generation(gateway, request, body, CompletionForm(), prompts, chat=False).respond()
 
@@ -103,6 +104,7 @@ class _Generation:
         self._body = body
         self._asked_tokens = body.asked_tokens
         self._slice = asked_task(request.headers, body.task)
+        self._reuses = body.kv_cache_reuse is not False
         self._form = form
         self._prompts = prompts
         self._chat = chat
@@ -110,29 +112,44 @@ class _Generation:
         self._frame = {"id": form.prefix + secrets.token_hex(12), "object": "", "created": int(time.time())}
 
     async def respond(self) -> Response:
+        terms, stable = self._exchange.terms, self._gateway.config.current.stable
+        if terms.conversation and self._reuses and stable.kv_reuse is not None:
+            self._gateway.pool.prefetch(self._body.model, self._exchange.tenant, terms.conversation)
         if self._body.stream:
             return await self._respond_streaming()
         return json_response(await while_connected(self._request.receive, self._whole()))
 
     async def _respond_streaming(self) -> Response:
         """Wait for the engine's first word: refusals keep their HTTP status, and the level is known."""
+        asked = asked_of(self._request.headers)
         parts = self._parts()
         try:
             first = await while_connected(self._request.receive, anext(parts))
         except BaseException:
             await parts.aclose()
             raise
-        streaming = self._gateway.config.current.stable.streaming
-        accepted = ", ".join(self._request.headers.getlist("accept-encoding"))
-        encoding = content_encoding(accepted, self._exchange.level, streaming)
-        return EventStream(_chain(first, parts), self._exchange, encoding, streaming.level)
+        gateway = self._gateway
+        streaming, dictionary = gateway.config.current.stable.streaming, gateway.stream_dictionary.current
+        encoding = encoding_for(asked, self._exchange.level, streaming, dictionary)
+        return EventStream(_chain(first, parts), self._exchange, encoding)
 
     def _events(self, buffered: bool) -> AsyncGenerator[tuple[int, Chunk | Done | Restarted], None]:
+        exchange = self._exchange
         calls = [
-            Call(self._body.model, Task.GENERATION, self._builder(index, token_ids), buffered, self._slice)
+            Call(
+                self._body.model,
+                Task.GENERATION,
+                self._builder(index, token_ids),
+                buffered,
+                self._slice,
+                priority=exchange.terms.priority,
+                deadline_seconds=exchange.deadline_seconds,
+                conversation=exchange.terms.conversation,
+            )
             for index, token_ids in enumerate(self._prompts)
         ]
-        return merge([self._gateway.dispatcher.events(call, self._exchange) for call in calls])
+        events = [self._gateway.dispatcher.events(call, exchange) for call in calls]
+        return until(exchange.deadline_seconds, merge(events))
 
     def _builder(self, index: int, token_ids: TokenIds) -> Callable[[Choice], Awaitable[Generate]]:
         async def build(choice: Choice) -> Generate:
@@ -149,6 +166,8 @@ class _Generation:
                 tenant=self._exchange.tenant,
                 speculative=self._body.speculative is not False,
                 task=self._slice,
+                conversation=self._exchange.terms.conversation,
+                kv_reuse=self._reuses,
             )
 
         return build
@@ -204,9 +223,11 @@ class _Generation:
 
     def _count(self, usage: Usage, done: Done) -> None:
         usage.prompt_tokens += done.prompt_tokens
+        usage.cached_tokens += done.cached_tokens
         usage.completion_tokens += done.completion_tokens
         usage.drafted_tokens += done.drafted_tokens
         usage.accepted_tokens += done.accepted_tokens
+        self._exchange.cached_tokens = usage.cached_tokens
         self._exchange.output_tokens = max(self._exchange.output_tokens, usage.completion_tokens)
 
 

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.gateway.pool import Pool
+from sixfold_runtime.gateway.stream_metrics import StreamMetrics
 from sixfold_runtime.modes.sanitize import SanitizeResult
 from sixfold_runtime.settings import RuntimeSettings
 
@@ -53,13 +54,7 @@ class GatewayMetrics:
         self._request = self._histogram(
             "sixfold_request_seconds", "From the request's arrival to the end of the answer.", _REQUEST_SECONDS
         )
-        stream_bytes = Counter(
-            "sixfold_stream_bytes",
-            "Bytes of streamed answers before (raw) and after (sent) compression.",
-            (*_POLICY, "kind"),
-            registry=self.registry,
-        )
-        self._raw_bytes, self._sent_bytes = (stream_bytes.labels(*self._where, kind) for kind in ("raw", "sent"))
+        self.streams = StreamMetrics(self.registry, self._where)
         self._rate_limited = Counter(
             "sixfold_rate_limited", "Requests over a key's rate.", _POLICY, registry=self.registry
         ).labels(*self._where)
@@ -93,10 +88,6 @@ class GatewayMetrics:
         histogram = self._next_token.labels(*self._where, *labels)
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
-
-    def stream_bytes(self, raw: int, sent: int) -> None:
-        self._raw_bytes.inc(raw)
-        self._sent_bytes.inc(sent)
 
     def rate_limited(self) -> None:
         self._rate_limited.inc()

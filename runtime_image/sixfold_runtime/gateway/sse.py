@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,11 +17,14 @@ from starlette.types import Receive, Scope, Send
 
 from sixfold_runtime.gateway.errors import ApiError, internal_error
 from sixfold_runtime.gateway.exchange import Exchange
-from sixfold_runtime.modes.streaming import StreamCompressor
+from sixfold_runtime.gateway.stream_encoding import Encoding
+from sixfold_runtime.modes.streaming import wait_seconds
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+MAX_WAITING_BYTES = 64 * 1024
+STALL_SECONDS = 60.0
 _encoder = msgspec.json.Encoder()
 
 
@@ -64,29 +70,88 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(data) + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends events as they come, compressed where that was negotiated, until they end or the client leaves.
+class StalledError(Exception):
+    """The client reads nothing, or next to nothing."""
 
-    An error in mid-stream becomes a last event in OpenAI's shape, without `[DONE]`.
+
+class _Waiting:
+    """Events between the one who makes them and the socket.
+
+    Bounded: no event is made while MAX_WAITING_BYTES wait, so an answer that nobody reads doesn't pile up here.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._events: list[bytes] = []
+        self._bytes = 0
+        self._some = asyncio.Event()
+        self._no_more = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def put(self, event: bytes) -> None:
+        self._events.append(event)
+        self._bytes += len(event)
+        self._some.set()
+        if self._bytes >= MAX_WAITING_BYTES:
+            self._room.clear()
+            self._no_more.set()
+            await self._room.wait()
+
+    def end(self) -> None:
+        self.ended = True
+        self._some.set()
+        self._no_more.set()
+
+    async def some(self) -> None:
+        """Return when an event waits or none will come."""
+        await self._some.wait()
+
+    async def no_more(self, seconds: float) -> None:
+        """Return when no further event can come for now, or after `seconds`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._no_more.wait()
+
+    def take(self) -> list[bytes]:
+        events, self._events, self._bytes = self._events, [], 0
+        self._some.clear()
+        self._no_more.clear()
+        self._room.set()
+        return events
+
+
+class EventStream(Response):
+    """Sends events as they come, in the form that was negotiated, until they end or the client leaves.
+
+    Events that come fast, or while the client is slow to read, travel together. A client that reads less than uvicorn's
+    buffer (48 KiB) in `stall_seconds` is cut off. An error in mid-stream becomes a last event in OpenAI's shape,
+    without `[DONE]`.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], exchange: Exchange, encoding: str | None, zstd_level: int
+        self,
+        events: AsyncGenerator[bytes, None],
+        exchange: Exchange,
+        encoding: Encoding,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        super().__init__(media_type="text/event-stream")
+        super().__init__(media_type="text/event-stream", headers=encoding.headers)
         del self.headers["content-length"]
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"  # or nginx holds events back
-        self.headers["Vary"] = "Accept-Encoding"
-        if encoding is not None:
-            self.headers["Content-Encoding"] = encoding
-        self._compressor = StreamCompressor(zstd_level) if encoding is not None else None
+        self._form = encoding.form
+        self._encoder = encoding.encoder()
         self._events = events
         self._exchange = exchange
+        self._stall_seconds = stall_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._send_all(send))
+        except StalledError:
+            log.warning("request %s: the client read nothing for %g s", self._exchange.id, self._stall_seconds)
+            self._exchange.metrics.streams.cut()
+            self._exchange.client_left = True
         except (ClientLeftError, OSError):
             self._exchange.client_left = True
         finally:
@@ -94,23 +159,43 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        waiting = _Waiting()
+        filling = asyncio.create_task(self._fill(waiting))
+        last_sent_seconds = -inf
+        is_last = False
+        try:
+            while not is_last:
+                await waiting.some()
+                if pause := wait_seconds(last_sent_seconds, time.monotonic()):
+                    await waiting.no_more(pause)
+                is_last = waiting.ended
+                await self._flush(send, waiting.take(), is_last)
+                last_sent_seconds = time.monotonic()
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
+
+    async def _fill(self, waiting: _Waiting) -> None:
         try:
             async for data in self._events:
-                await self._send(send, data)
+                await waiting.put(data)
         except ApiError as error:
-            await self._fail(send, error)
+            self._exchange.error_code = error.code
+            await waiting.put(event(error.body()))
         except Exception:
             log.exception("request %s failed in mid-stream", self._exchange.id)
-            await self._fail(send, internal_error(self._exchange.id))
-        end = b"" if self._compressor is None else self._compressor.end()
-        self._exchange.metrics.stream_bytes(0, len(end))
-        await send({"type": "http.response.body", "body": end, "more_body": False})
+            ours = internal_error(self._exchange.id)
+            self._exchange.error_code = ours.code
+            await waiting.put(event(ours.body()))
+        finally:
+            waiting.end()
 
-    async def _fail(self, send: Send, error: ApiError) -> None:
-        self._exchange.error_code = error.code
-        await self._send(send, event(error.body()))
-
-    async def _send(self, send: Send, data: bytes) -> None:
-        body = data if self._compressor is None else self._compressor.event(data)
-        self._exchange.metrics.stream_bytes(len(data), len(body))
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _flush(self, send: Send, events: list[bytes], is_last: bool) -> None:
+        data = b"".join(events)
+        body = self._encoder.encode(data, is_last)
+        self._exchange.metrics.streams.sent(self._form, len(events), len(data), len(body))
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        except TimeoutError:
+            raise StalledError from None

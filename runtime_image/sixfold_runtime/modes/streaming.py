@@ -35,8 +35,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-import zstandard
-
 from sixfold_api.modes import LEVEL_FROM, Mode
 from sixfold_api.runtime_config import StreamingConfig
 from sixfold_api.scalars import Compression
@@ -142,33 +140,3 @@ def wait_seconds(last_sent_seconds: float, now_seconds: float) -> float:
     long after what was sent last, so no token waits longer.
     """
     return max(0.0, min(SEND_INTERVAL_SECONDS, last_sent_seconds + SEND_INTERVAL_SECONDS - now_seconds))
-
-
-def accepts(accept_encoding: str, coding: str) -> bool:
-    """Whether an Accept-Encoding header names `coding`, or `*`, with a weight above 0."""
-    weights = _weights(accept_encoding)
-    return weights.get(coding, weights.get("*", 0.0)) > 0.0
-
-
-def content_encoding(accept_encoding: str, level: int, config: StreamingConfig) -> str | None:
-    """`zstd` or None for a stream whose request was admitted at rollback level `level`."""
-    if level < LEVEL_FROM[Mode.COMPRESSED_STREAMING] or config.compression is not Compression.AUTO:
-        return None
-    return Form.ZSTD if accepts(accept_encoding, Form.ZSTD) else None
-
-
-class StreamCompressor:
-    """One zstd frame for the whole stream, flushed after every event so that each decodes on arrival.
-
-    One frame keeps the history: events of one stream are alike, so an event costs a few bytes. The flush is
-    COMPRESSOBJ_FLUSH_BLOCK; `zstandard.FLUSH_BLOCK` has the value of FINISH and would end the frame.
-    """
-
-    def __init__(self, level: int) -> None:
-        self._compressor = zstandard.ZstdCompressor(level=level).compressobj()
-
-    def event(self, data: bytes) -> bytes:
-        return self._compressor.compress(data) + self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-
-    def end(self) -> bytes:
-        return self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)

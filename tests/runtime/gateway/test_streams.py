@@ -28,16 +28,17 @@ def text_of(body: str) -> str:
         ("gzip, deflate, br, zstd", "zstd"),
         ("*", "zstd"),
         ("zstd;q=0", None),
-        ("*;q=0.5, zstd;q=0", None),
+        ("*;q=0.5, zstd;q=0", "gzip"),
         ("identity", None),
-        ("gzip", None),
+        ("gzip", "gzip"),
+        ("gzip;q=1.0, zstd;q=0.5", "gzip"),
         ("", None),
     ],
 )
 def test_compression_is_negotiated(gateway: Any, accept: str, encoding: str | None) -> None:
     response = gateway.client.post(PATH, json=SHORT, headers={"Accept-Encoding": accept})
     assert response.headers.get("content-encoding") == encoding
-    assert response.headers["vary"] == "Accept-Encoding"
+    assert "Accept-Encoding" in response.headers["vary"]
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
     plain = gateway.client.post(PATH, json=SHORT, headers={"Accept-Encoding": "identity"})
