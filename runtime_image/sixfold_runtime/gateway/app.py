@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from sixfold_runtime.config import ConfigStore
-from sixfold_runtime.gateway import classification, dictionary, generation, listing
+from sixfold_runtime.gateway import cache_endpoint, classification, dictionary, generation, listing
 from sixfold_runtime.gateway.core import Gateway, exchange_of
 from sixfold_runtime.gateway.envelope import Envelope
 from sixfold_runtime.gateway.errors import ApiError, json_response
 from sixfold_runtime.gateway.exchange import CLIENT_CLOSED
-from sixfold_runtime.gateway.schema import documented_schemas
+from sixfold_runtime.gateway.openapi import ERRORS, schemas
 from sixfold_runtime.gateway.sse import ClientLeftError
 from sixfold_runtime.settings import RuntimeSettings
 
@@ -44,11 +44,11 @@ def create_gateway_app(settings: RuntimeSettings, config: ConfigStore) -> FastAP
         title="Sixfold", description="OpenAI-compatible inference.", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.gateway = gateway
-    for part in (generation, classification, listing, dictionary):
-        app.include_router(part.router(gateway))
+    for part in (generation, classification, listing, cache_endpoint, dictionary):
+        app.include_router(part.router(gateway), responses=ERRORS)
     _add_probes(app, gateway)
     _add_error_handlers(app)
-    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(documented_schemas())
+    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(schemas())
     app.add_middleware(Envelope, begin=gateway.begin, is_draining=lambda: gateway.draining)
     return app
 

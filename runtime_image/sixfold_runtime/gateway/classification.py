@@ -15,14 +15,16 @@ from sixfold_api.runtime_config import EscalateConfig
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Classify, Done, LabelScore
 from sixfold_runtime.gateway.core import Gateway, exchange_of
+from sixfold_runtime.gateway.deadline import until
 from sixfold_runtime.gateway.dispatch import Call
 from sixfold_runtime.gateway.errors import ApiError, bad_request, json_response
 from sixfold_runtime.gateway.escalation import reason
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.labels import ClassifyAnswer, EscalationError, LabelledText, LabelledWord, TokenUsage
 from sixfold_runtime.gateway.merge import merge
+from sixfold_runtime.gateway.openapi import classification_document
 from sixfold_runtime.gateway.pool import Choice
-from sixfold_runtime.gateway.schema import ClassifyBody, documented
+from sixfold_runtime.gateway.schema import ClassifyBody
 from sixfold_runtime.gateway.sse import while_connected
 from sixfold_runtime.gateway.tasks import asked_task
 from sixfold_runtime.gateway.tokenizer import INLINE_CHARACTERS
@@ -33,10 +35,10 @@ from sixfold_runtime.modes.sanitize import Sanitizer, SanitizeResult
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/classify", openapi_extra=documented(ClassifyBody, ClassifyAnswer))
+    @routes.post("/v1/classify", response_class=Response, openapi_extra=classification_document())
     async def classify(request: Request) -> Response:
         """Label one text or several, or the words in them."""
-        body = ClassifyBody.parse(await gateway.admit(request, Task.CLASSIFICATION))
+        body = ClassifyBody.parse(await gateway.admit_task(request, Task.CLASSIFICATION))
         work = _Classification(gateway, exchange_of(request), body, asked_task(request.headers, body.task))
         return json_response(await while_connected(request.receive, work.answer()))
 
@@ -66,7 +68,7 @@ class _Classification:
     async def answer(self) -> ClassifyAnswer:
         labelled: dict[int, LabelledText] = {}
         texts = [self._labelled(index, text) for index, text in enumerate(self._texts)]
-        async with aclosing(merge(texts)) as results:
+        async with aclosing(until(self._exchange.deadline_seconds, merge(texts))) as results:
             async for index, result in results:
                 labelled[index] = result
         return ClassifyAnswer(
@@ -82,7 +84,15 @@ class _Classification:
     async def _labelled(self, index: int, original: str) -> AsyncGenerator[LabelledText, None]:
         """Yields once."""
         text = _Text(self, index, original, self._exchange.tenant)
-        call = Call(self._model, Task.CLASSIFICATION, text.build, buffered=True, slice=self.task)
+        call = Call(
+            self._model,
+            Task.CLASSIFICATION,
+            text.build,
+            buffered=True,
+            slice=self.task,
+            priority=self._exchange.terms.priority,
+            deadline_seconds=self._exchange.deadline_seconds,
+        )
         done: Done | None = None
         async with aclosing(self._gateway.dispatcher.events(call, self._exchange)) as events:
             async for event in events:

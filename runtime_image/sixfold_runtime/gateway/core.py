@@ -65,10 +65,11 @@ class Gateway:
         exchange_of(request).tenant = tenant
 
     def admit(self, request: Request) -> Exchange:
-        """Let a request in that may run, on its terms. Raises ApiError (400, 401, 403, 429)."""
+        """Let a request in that may run. Raises ApiError (401, 429)."""
         self.authenticate(request)
-        exchange, stable = exchange_of(request), self.config.current.stable
-        wait_seconds = self._limiter.wait_seconds(exchange.tenant, stable.rate_limit, time.monotonic())
+        exchange = exchange_of(request)
+        limit = self.config.current.stable.rate_limit
+        wait_seconds = self._limiter.wait_seconds(exchange.tenant, limit, time.monotonic())
         if wait_seconds > 0:
             self.metrics.rate_limited()
             raise ApiError(
@@ -77,18 +78,23 @@ class Gateway:
                 f"too many requests with this key; the next may come in {wait_seconds:.2f} s",
                 retry_after_seconds=wait_seconds,
             )
-        exchange.terms = asked_terms(request.headers, exchange.tenant, stable.tenants, stable.request_limits)
         return exchange
 
-    async def admit_body(self, request: Request, task: Task) -> bytes:
-        """The body of a request that may run. Raises ApiError (400, 401, 403, 408, 413, 429)."""
+    async def admit_task(self, request: Request, task: Task) -> bytes:
+        """The body of a request for an engine, whose terms are known then.
+
+        Raises:
+            ApiError: it may not run (400, 401, 403, 429), or its body is too large (413) or too slow (408).
+        """
         exchange_of(request).task = task
-        exchange = self.admit(request)
+        exchange, stable = self.admit(request), self.config.current.stable
+        limits = stable.request_limits
+        exchange.terms = asked_terms(request.headers, exchange.tenant, stable.tenants, limits)
         try:
             async with asyncio.timeout(exchange.deadline_seconds - time.monotonic()):
-                return await read_body(request, self.config.current.stable.request_limits.max_bytes)
+                return await read_body(request, limits.max_bytes)
         except TimeoutError:
-            raise ApiError(408, "request_timeout", "the body did not arrive within the time of the request") from None
+            raise ApiError(408, "request_timeout", "the body did not arrive within the request's time") from None
         except ClientDisconnect:
             raise ClientLeftError from None
 

@@ -62,9 +62,9 @@ def unavailable(message: str, code: str = "unavailable", retry_after_seconds: fl
     return ApiError(503, code, message, retry_after_seconds=retry_after_seconds)
 
 
-def deadline_exceeded(seconds: float) -> ApiError:
+def deadline_exceeded() -> ApiError:
     """The time that the request had is over."""
-    message = f"no answer within {seconds:g} s, which this request may take: ask for less, or allow more time"
+    message = "the request took longer than it may (X-Request-Timeout, or the server's own limit): allow it more time"
     return ApiError(504, DEADLINE_EXCEEDED, message)
 
 

@@ -87,7 +87,15 @@ async def reason(
         return Generate(secrets.token_hex(12), choice.model.name, ids, sampling, exchange.tenant)
 
     # An engine that isn't ready is not waited for: there is a label to give meanwhile.
-    call = Call(gateway.settings.policy, Task.GENERATION, build, buffered=True, wait_seconds=0.0)
+    call = Call(
+        gateway.settings.policy,
+        Task.GENERATION,
+        build,
+        buffered=True,
+        wait_seconds=0.0,
+        priority=exchange.terms.priority,
+        deadline_seconds=exchange.deadline_seconds,
+    )
     pieces: list[str] = []
     prompt_tokens = completion_tokens = 0
     async with aclosing(gateway.dispatcher.events(call, exchange.part())) as events:

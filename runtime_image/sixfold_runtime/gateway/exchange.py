@@ -9,14 +9,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from sixfold_api.gateway import Priority
+from sixfold_api.runtime_config import RequestLimits
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Chunk
+from sixfold_runtime.gateway.errors import DEADLINE_EXCEEDED
+from sixfold_runtime.gateway.headers import Terms
 from sixfold_runtime.gateway.metrics import GatewayMetrics, RequestLabels
 from sixfold_runtime.logs import rfc3339
 
 log = logging.getLogger("sixfold.requests")
 CLIENT_CLOSED = 499
 """Status in the log of a request whose client left before the answer ended; nginx's number for it."""
+_BEFORE_ADMISSION = Terms(Priority.NORMAL, RequestLimits().timeout_seconds)
 
 
 def request_id(header: str) -> str:
@@ -32,6 +37,7 @@ class Exchange:
         level: the configuration's level at arrival, then the level that the engine stamped.
         model: variant that answered; empty until one is chosen.
         slice: task slice that it answered with; empty until an engine that offers it is chosen.
+        terms: what it may have; known once it is admitted.
     """
 
     id: str
@@ -39,13 +45,15 @@ class Exchange:
     level: int
     path: str
     started_unix_seconds: float = field(default_factory=time.time)
-    started_seconds: float = field(default_factory=time.perf_counter)
+    started_seconds: float = field(default_factory=time.monotonic)
     tenant: str = ""
+    terms: Terms = _BEFORE_ADMISSION
     task: Task | None = None
     model: str = ""
     slice: str = ""
     arm: str = "stable"
     input_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     finish_reason: str = ""
     error_code: str = ""
@@ -57,15 +65,22 @@ class Exchange:
     def labels(self) -> RequestLabels:
         return RequestLabels(self.model, self.task or "", self.slice, str(self.level), self.arm)
 
+    @property
+    def deadline_seconds(self) -> float:
+        """When it must have ended, by time.monotonic()."""
+        return self.started_seconds + self.terms.timeout_seconds
+
     def part(self) -> Exchange:
         """For a call to another model on behalf of this request: it has times of its own and isn't counted again."""
-        return Exchange(self.id, self.metrics, self.level, self.path, tenant=self.tenant, arm=self.arm)
+        return Exchange(
+            self.id, self.metrics, self.level, self.path, tenant=self.tenant, terms=self.terms, arm=self.arm
+        )
 
     def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
         """Take the times of a chunk; `last_seconds` is when the tokens before came. Returns the new one."""
         if chunk.tokens == 0:
             return last_seconds
-        now = time.perf_counter()
+        now = time.monotonic()
         self.output_tokens += chunk.tokens
         if self.first_token_seconds is None:
             self.first_token_seconds = now - self.started_seconds
@@ -76,10 +91,10 @@ class Exchange:
 
     def end(self) -> None:
         """Count and log it."""
-        seconds = time.perf_counter() - self.started_seconds
+        seconds = time.monotonic() - self.started_seconds
         status = CLIENT_CLOSED if self.client_left else self.status
         if self.task is not None:
-            self.metrics.request(self.labels, _outcome(status, self.error_code), seconds)
+            self.metrics.request(self.labels, self._outcome(status), seconds)
         fields: dict[str, Any] = {
             "X-Request-ID": self.id,
             "path": self.path,
@@ -89,7 +104,9 @@ class Exchange:
             "task": self.slice,
             "level": self.level,
             "arm": self.arm,
+            "priority": self.terms.priority,
             "input_length": self.input_tokens,
+            "cached_length": self.cached_tokens,
             "output_length": self.output_tokens,
             "start_time": rfc3339(self.started_unix_seconds),
             "end_time": rfc3339(self.started_unix_seconds + seconds),
@@ -101,13 +118,12 @@ class Exchange:
             "request", extra={"fields": {name: value for name, value in fields.items() if value not in ("", None)}}
         )
 
-
-def _outcome(status: int, error_code: str) -> str:
-    """ok, error (ours), refused (the caller's fault), limited, cancelled. A stream may fail after its 200."""
-    if status == CLIENT_CLOSED:
-        return "cancelled"
-    if status == 429:
-        return "limited"
-    if status >= 500 or (status < 400 and error_code):
-        return "error"
-    return "refused" if status >= 400 else "ok"
+    def _outcome(self, status: int) -> str:
+        """ok, error (ours), refused (the caller's fault), limited, cancelled. A stream may fail after its 200."""
+        if status == CLIENT_CLOSED or (self.error_code == DEADLINE_EXCEEDED and self.terms.is_timeout_asked):
+            return "cancelled"  # a client that stops waiting tells nothing of us, whether it hangs up or names a time
+        if status == 429:
+            return "limited"
+        if status >= 500 or (status < 400 and self.error_code):
+            return "error"
+        return "refused" if status >= 400 else "ok"

@@ -19,9 +19,10 @@ from sixfold_runtime.gateway.dispatch import Call, Restarted
 from sixfold_runtime.gateway.errors import ApiError, bad_request, json_response
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.merge import merge
+from sixfold_runtime.gateway.openapi import generation_document
 from sixfold_runtime.gateway.pool import Choice
 from sixfold_runtime.gateway.replies import ChatForm, CompletionForm, Form, Usage
-from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationBody, Prompt, documented
+from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationBody, Prompt
 from sixfold_runtime.gateway.sse import DONE, EventStream, event, while_connected
 from sixfold_runtime.gateway.stream_encoding import asked_of, encoding_for
 from sixfold_runtime.gateway.tasks import asked_task
@@ -33,10 +34,10 @@ TokenIds = Callable[[Choice], Awaitable[list[int]]]
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+    @routes.post("/v1/chat/completions", response_class=Response, openapi_extra=generation_document(ChatBody))
     async def chat(request: Request) -> Response:
         """Continue a conversation."""
-        body = ChatBody.parse(await gateway.admit_body(request, Task.GENERATION))
+        body = ChatBody.parse(await gateway.admit_task(request, Task.GENERATION))
         messages = [message.for_template(index) for index, message in enumerate(body.messages)]
 
         async def token_ids(choice: Choice) -> list[int]:
@@ -44,10 +45,10 @@ def router(gateway: Gateway) -> APIRouter:
 
         return await _Generation(gateway, request, body, ChatForm(), [token_ids], chat=True).respond()
 
-    @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
+    @routes.post("/v1/completions", response_class=Response, openapi_extra=generation_document(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue one text or several."""
-        body = CompletionBody.parse(await gateway.admit_body(request, Task.GENERATION))
+        body = CompletionBody.parse(await gateway.admit_task(request, Task.GENERATION))
         prompts = [_prompt_ids(prompt) for prompt in body.prompts()]
         return await _Generation(gateway, request, body, CompletionForm(), prompts, chat=False).respond()
 

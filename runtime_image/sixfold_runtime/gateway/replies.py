@@ -131,12 +131,14 @@ class Usage:
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cached_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             # OpenAI's names: what it predicts from the client's text, a draft model predicts here.
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self.accepted_tokens,

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
-from pydantic.json_schema import models_json_schema
 
 from sixfold_runtime.engine.protocol import Sampling
 from sixfold_runtime.gateway.errors import bad_request, from_validation
 from sixfold_runtime.gateway.extra_fields import HARMLESS, HARMLESS_IN_MESSAGE, check_extra
-from sixfold_runtime.gateway.labels import ClassifyAnswer
-from sixfold_runtime.gateway.tasks import TASK_PARAMETER
 
 MAX_PROMPTS = 16
 MAX_INPUTS = 256
@@ -36,30 +32,6 @@ class Body(BaseModel):
 
     def model_post_init(self, context: Any) -> None:
         check_extra(self.model_extra, HARMLESS)
-
-
-_REFERENCE = "#/components/schemas/{model}"
-
-
-def documented(body: type[Body], answer: type[msgspec.Struct] | None = None) -> dict[str, Any]:
-    """Body, header and answer of a path in the OpenAPI document; the endpoint reads the request itself."""
-    document = {"requestBody": {"required": True, "content": _content(body)}, "parameters": [TASK_PARAMETER]}
-    if answer is not None:
-        document["responses"] = {"200": {"description": "Success", "content": _content(answer)}}
-    return document
-
-
-def _content(schema: type) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REFERENCE.format(model=schema.__name__)}}}
-
-
-def documented_schemas() -> dict[str, Any]:
-    """The schemas that `documented` refers to."""
-    bodies = (ChatBody, CompletionBody, ClassifyBody)
-    _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-    _, answers = msgspec.json.schema_components([ClassifyAnswer], ref_template=_REFERENCE.format(model="{name}"))
-    definitions: dict[str, Any] = schema["$defs"]
-    return definitions | answers
 
 
 TaskName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -105,6 +77,8 @@ class GenerationBody(Body):
     """Above 1, tokens of prompt and answer become less likely; absent means 1. vLLM's name."""
     speculative: bool | None = True
     """False: plain decoding for this request, even where the policy speculates. Sixfold's own."""
+    kv_cache_reuse: bool | None = True
+    """False: neither look for keys and values of earlier requests nor keep those of this one. Sixfold's own."""
     task: TaskName | None = None
     """The task slice to compute with, as the header X-Task; absent means the model as it is. Sixfold's own."""
     stop: Any = ()
