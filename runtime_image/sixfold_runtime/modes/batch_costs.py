@@ -4,8 +4,11 @@ from __future__ import annotations
 
 _KEPT = 0.97
 """Weight of what was measured before, with each new measurement: about the last 30 batches count."""
-_FIRST_OVERHEAD_TOKENS = 64.0
+FIRST_OVERHEAD_TOKENS = 64.0
+"""Until it was measured."""
 _MIN_OVERHEAD_TOKENS, _MAX_OVERHEAD_TOKENS = 8.0, 256.0
+_MOST_TIMES_EXPECTED = 4.0
+"""An engine may have been held up for reasons of its own: what took longer counts as this."""
 _WORTH_A_LINE = 0.1
 """Relative spread of the batch sizes below which no slope can be told from them."""
 
@@ -18,9 +21,11 @@ class Costs:
 
     def observe(self, padded_tokens: int, seconds: float) -> None:
         """A batch was computed in this time, from when the engine had nothing before it."""
-        x, y = float(padded_tokens), seconds
-        for name, value in (("_weight", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
-            setattr(self, name, _KEPT * getattr(self, name) + value)
+        expected = self.seconds(padded_tokens)
+        x, y = float(padded_tokens), seconds if expected is None else min(seconds, _MOST_TIMES_EXPECTED * expected)
+        self._weight = _KEPT * self._weight + 1
+        self._x, self._y = _KEPT * self._x + x, _KEPT * self._y + y
+        self._xx, self._xy = _KEPT * self._xx + x * x, _KEPT * self._xy + x * y
 
     def seconds(self, padded_tokens: int) -> float | None:
         """How long such a batch takes; None before anything was measured."""
@@ -34,11 +39,16 @@ class Costs:
         return fixed + slope * padded_tokens
 
     @property
+    def token_seconds(self) -> float:
+        """What a token adds; 0 before anything was measured."""
+        return (self.seconds(1) or 0.0) - (self.seconds(0) or 0.0)
+
+    @property
     def overhead_tokens(self) -> float:
         """What a batch costs beside its tokens, in tokens."""
         line = self._line()
         if line is None:
-            return _FIRST_OVERHEAD_TOKENS
+            return FIRST_OVERHEAD_TOKENS
         return min(_MAX_OVERHEAD_TOKENS, max(_MIN_OVERHEAD_TOKENS, line[0] / line[1]))
 
     def _line(self) -> tuple[float, float] | None:
