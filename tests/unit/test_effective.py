@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, ExitRule, OtherScripts
 from sixfold_api.effective import Effective, effective
+from sixfold_api.gateway import Priority
 from sixfold_api.generation import Acceptance, Overlap
+from sixfold_api.kv_reuse import KVStore
 from sixfold_api.modes import LEVEL_FROM, MAX_LEVEL, Mode, ModeState
 from sixfold_api.policy import InferencePolicySpec, ModeStatus
 from sixfold_api.runtime_config import (
+    BatchingConfig,
     EarlyExitConfig,
     EscalateConfig,
+    KVReuseConfig,
     Provenance,
+    RequestLimits,
     RuntimeConfig,
     SamplerPipelineConfig,
     SanitizeConfig,
@@ -24,6 +29,7 @@ from sixfold_api.runtime_config import (
     SpeculativeConfig,
     SubgraphsConfig,
     TaskConfig,
+    TenantConfig,
 )
 
 CHEAP: dict[str, Any] = {
@@ -81,13 +87,12 @@ def test_every_mode_says_why_it_is_not_active() -> None:
     silent = streaming(effective(InferencePolicySpec.model_validate(INTENT)))
     assert silent.state is ModeState.UNSUPPORTED
     assert "no spec.generation" in silent.reason
-    states = {status.name: status for status in effective(spec()).modes}
-    assert set(states) == set(Mode)
-    later = {Mode.KV_CACHE_REUSE, Mode.DYNAMIC_BATCHING}
+    assert {status.name for status in effective(spec()).modes} == set(Mode)
     for mode, block in {
         Mode.QUANTIZED: "quantized",
         Mode.SPECULATIVE: "speculative",
         Mode.SAMPLER_PIPELINE: "samplerPipeline",
+        Mode.KV_CACHE_REUSE: "kvCacheReuse",
     }.items():
         for without in (spec(), InferencePolicySpec.model_validate(INTENT)):
             absent = status_of(effective(without), mode)
@@ -96,14 +101,10 @@ def test_every_mode_says_why_it_is_not_active() -> None:
         for mode, reason in {
             Mode.EARLY_EXIT: "spec.classification.earlyExit is absent",
             Mode.SUBGRAPHS: "spec.classification.subgraphs and spec.generation.subgraphs are absent",
+            Mode.DYNAMIC_BATCHING: "spec.batching is absent",
         }.items():
             absent = status_of(effective(without), mode)
             assert (absent.state, absent.reason) == (ModeState.OFF, reason)
-    for mode in later:
-        assert (states[mode].state, states[mode].reason) == (
-            ModeState.UNSUPPORTED,
-            "this version of Sixfold doesn't have it",
-        )
 
 
 def test_the_origin_of_each_value() -> None:
@@ -280,6 +281,78 @@ def test_exits_and_tasks_that_cannot_run() -> None:
     assert origin(result.provenance, "/classification/earlyExit") == ("off", SetBy.DEFAULT)
 
 
+KEPT: dict[str, Any] = {"store": "Redis", "redis": {"urlSecretRef": {"name": "redis", "key": "url"}}}
+
+
+@pytest.mark.parametrize("level", range(MAX_LEVEL + 1))
+def test_keys_and_values_are_kept_and_requests_batched_at_the_highest_level(level: int) -> None:
+    result = effective(cheap(kvCacheReuse=KEPT | {"ttl": "90m", "maxSize": "1Gi", "minPromptTokens": 200}), level)
+    on = level >= LEVEL_FROM[Mode.KV_CACHE_REUSE]
+    kept = KVReuseConfig(
+        store=KVStore.REDIS,
+        ttl_seconds=5400.0,
+        max_bytes=2**30,
+        memory_bytes=256 * 2**20,
+        block_tokens=32,
+        min_prompt_tokens=200,
+    )
+    assert result.config.kv_reuse == (kept if on else None)
+    labels = InferencePolicySpec.model_validate(INTENT | {"batching": {"shortWait": "20ms", "maxWait": "30ms"}})
+    batched = BatchingConfig(
+        max_batch_tokens=1024,
+        short_wait_seconds=0.02,
+        long_wait_seconds=0.005,
+        max_wait_seconds=0.03,
+        max_queued_requests=1000,
+    )
+    assert effective(labels, level).config.batching == (batched if on else None)
+    for mode, found in ((Mode.KV_CACHE_REUSE, result), (Mode.DYNAMIC_BATCHING, effective(labels, level))):
+        assert status_of(found, mode).state is (ModeState.ACTIVE if on else ModeState.BELOW_LEVEL)
+
+
+def test_who_said_how_requests_are_kept_and_batched() -> None:
+    policy = spec(generation=CHAT["generation"] | {"kvCacheReuse": KEPT}, batching={"maxBatchTokens": 2048})
+    rows = effective(policy).provenance
+    kept, batched = "/generation/kvCacheReuse", "/batching"
+    assert origin(rows, f"{kept}/store") == ("Redis", SetBy.SPEC)
+    assert origin(rows, f"{kept}/maxSize") == ("4Gi", SetBy.DEFAULT)
+    assert origin(rows, f"{kept}/minPromptTokens") == ("what engines measure", SetBy.DEFAULT)
+    assert origin(rows, f"{batched}/maxBatchTokens") == ("2048", SetBy.SPEC)
+    assert origin(rows, f"{batched}/maxQueuedRequests") == ("1000", SetBy.DEFAULT)
+    below = effective(policy, 2).provenance
+    for block in (kept, batched):
+        assert origin(below, block) == ("off", SetBy.LEVEL)
+        assert not [row for row in below if row.path.startswith(f"{block}/")]
+    in_memory = effective(spec(generation=CHAT["generation"] | {"kvCacheReuse": {}})).provenance
+    assert origin(in_memory, f"{kept}/memorySize") == ("256Mi", SetBy.DEFAULT)
+    assert f"{kept}/maxSize" not in {row.path for row in in_memory}
+
+
+@pytest.mark.parametrize("level", range(MAX_LEVEL + 1))
+def test_what_gateways_allow_at_every_level(level: int) -> None:
+    tenants = [
+        {"name": "web", "priority": "High"},
+        {"name": "jobs", "priority": "Low", "maxPriority": "Normal"},
+        {"name": "ops", "maxPriority": "High"},
+    ]
+    limits = {"maxRequestSize": "1.5Ki", "requestTimeout": "1m30s", "demoPage": True}
+    result = effective(spec(gateway={"apiKeysSecretRef": {"name": "keys"}, "tenants": tenants} | limits), level)
+    assert result.config.tenants == (
+        TenantConfig(name="web", priority=Priority.HIGH, max_priority=Priority.HIGH),
+        TenantConfig(name="jobs", priority=Priority.LOW, max_priority=Priority.NORMAL),
+        TenantConfig(name="ops", priority=Priority.NORMAL, max_priority=Priority.HIGH),
+    )
+    assert result.config.request_limits == RequestLimits(max_bytes=1536, timeout_seconds=90.0)
+    assert result.config.demo_page
+    told = "web (High), jobs (Low, at most Normal), ops (Normal, at most High)"
+    assert origin(result.provenance, "/gateway/tenants") == (told, SetBy.SPEC)
+    plain = effective(spec(), level)
+    assert plain.config.request_limits == RequestLimits(max_bytes=4 * 2**20, timeout_seconds=600.0)
+    assert not plain.config.tenants
+    assert not plain.config.demo_page
+    assert origin(plain.provenance, "/gateway/requestTimeout") == ("10m", SetBy.DEFAULT)
+
+
 @given(st.integers(1, 100), st.integers(1, 100_000), st.integers(1, 100_000))
 def test_gateways_share_the_rate_limit(replicas: int, rate: int, burst: int) -> None:
     limit = {"requestsPerSecond": rate, "burst": burst}
@@ -298,16 +371,18 @@ def test_without_a_rate_limit_there_is_none() -> None:
 @given(st.integers(0, MAX_LEVEL), st.sampled_from(["Auto", "Off"]), st.integers(1, 19), st.booleans())
 def test_the_config_survives_its_way(level: int, compression: str, zstd_level: int, all_modes: bool) -> None:
     """ConfigMap and back; a field of a newer operator is kept apart, not refused."""
-    generation = CHAT["generation"] | (CHEAP | {"subgraphs": TASKS} if all_modes else {})
+    generation = CHAT["generation"] | (CHEAP | {"subgraphs": TASKS, "kvCacheReuse": KEPT} if all_modes else {})
     labels = {"earlyExit": {"sanitize": {}}, "subgraphs": TASKS, "escalate": ESCALATION}
     classification = INTENT["classification"] | (labels if all_modes else {})
     streaming = {"compression": compression, "level": zstd_level}
-    result = effective(
-        spec(generation=generation, classification=classification, rollbackLevel=level, streaming=streaming)
-    )
+    others: dict[str, Any] = {"rollbackLevel": level, "streaming": streaming}
+    if all_modes:
+        gateway = {"apiKeysSecretRef": {"name": "keys"}, "tenants": [{"name": "web", "priority": "High"}]}
+        others |= {"batching": {}, "gateway": gateway}
+    result = effective(spec(generation=generation, classification=classification, **others))
     config = RuntimeConfig(sequence=7, stable=result.config, provenance=result.provenance)
     back = RuntimeConfig.model_validate_json(config.model_dump_json(by_alias=True))
     assert back == config
     newer = config.to_dict()
-    newer["stable"] |= {"kvCacheReuse": {"store": "Redis"}}
+    newer["stable"] |= {"newerMode": {"store": "Redis"}}
     assert RuntimeConfig.model_validate(newer).stable.level == level

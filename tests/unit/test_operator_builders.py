@@ -9,6 +9,8 @@ import pytest
 
 from sixfold_api.effective import effective
 from sixfold_api.generation import DraftDevice
+from sixfold_api.kv_reuse import RedisSpec
+from sixfold_api.pods import KeyRef
 from sixfold_api.policy import EngineSpec, InferencePolicySpec
 from sixfold_api.precision import Precision, TextSource
 from sixfold_api.runtime_config import Draft, ServedModel, WeightSet
@@ -41,9 +43,11 @@ def spec(**fields: Any) -> InferencePolicySpec:
     return InferencePolicySpec.model_validate({"generation": {"variantRef": {"name": "chat"}}, **fields})
 
 
-def engine(fields: dict[str, Any], models: list[ServedModel] | None = None) -> dict[str, Any]:
+def engine(
+    fields: dict[str, Any], models: list[ServedModel] | None = None, redis: RedisSpec | None = None
+) -> dict[str, Any]:
     parsed = EngineSpec.model_validate(fields)
-    return engine_deployment(POLICY, "engine", parsed, models or [MODEL], ["models"], SETTINGS)
+    return engine_deployment(POLICY, "engine", parsed, models or [MODEL], ["models"], SETTINGS, redis)
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -55,9 +59,11 @@ def environment(manifest: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry.get("value") for entry in pod_of(manifest)["containers"][0]["env"]}
 
 
+DICTIONARY = {"name": "texts", "key": "words"}
+REDIS = RedisSpec(url_secret_ref=KeyRef(name="redis", key="url"))
 ALL_PODS = [
-    gateway_deployment(POLICY, spec(), SETTINGS),
-    engine({"accelerator": {"type": "GPU"}}),
+    gateway_deployment(POLICY, spec(streaming={"dictionaryConfigMapRef": DICTIONARY}), SETTINGS),
+    engine({"accelerator": {"type": "GPU"}}, redis=REDIS),
     preparation_job(
         VARIANT,
         ModelVariantSpec.model_validate({"task": "Generation", "source": {"uri": "pvc://m/c"}}),
@@ -145,7 +151,8 @@ def test_levels_and_modes_roll_nothing_but_changed_weights_do() -> None:
     fields: dict[str, Any] = {
         "rollbackLevel": 0,
         "streaming": {"compression": "Off"},
-        "gateway": {"rateLimit": {"requestsPerSecond": 5}},
+        "batching": {},
+        "gateway": {"rateLimit": {"requestsPerSecond": 5}, "requestTimeout": "1m", "demoPage": True},
     }
     assert gateway_deployment(POLICY, spec(**fields), SETTINGS) == plain
     changed = MODEL.model_copy(update={"digest": "sha256:bb"})
@@ -184,6 +191,28 @@ def test_gateways_know_their_engines_and_keys() -> None:
     volumes = {volume["name"]: volume for volume in pod_of(manifest)["volumes"]}
     assert volumes["api-keys"]["secret"] == {"secretName": "keys", "optional": True}
     assert "SIXFOLD_API_KEYS_DIRECTORY" not in environment(gateway_deployment(POLICY, spec(), SETTINGS))
+
+
+def test_engines_know_redis_and_gateways_the_dictionary() -> None:
+    """As files in whole directories: what is rotated arrives without a restart, what is missing stops no pod."""
+    both = RedisSpec(url_secret_ref=KeyRef(name="redis", key="address"), ca_secret_ref=KeyRef(name="ca", key="tls.crt"))
+    manifest = engine({}, redis=both)
+    assert environment(manifest)["SIXFOLD_REDIS_DIRECTORY"] == "/etc/sixfold/redis"
+    volumes = {volume["name"]: volume for volume in pod_of(manifest)["volumes"]}
+    assert volumes["redis"]["projected"]["sources"] == [
+        {"secret": {"name": "redis", "items": [{"key": "address", "path": "url"}], "optional": True}},
+        {"secret": {"name": "ca", "items": [{"key": "tls.crt", "path": "ca.crt"}], "optional": True}},
+    ]
+    mounts = {mount["mountPath"]: mount for mount in pod_of(manifest)["containers"][0]["volumeMounts"]}
+    assert mounts["/etc/sixfold/redis"] == {"name": "redis", "mountPath": "/etc/sixfold/redis", "readOnly": True}
+    assert "SIXFOLD_REDIS_DIRECTORY" not in environment(engine({}))
+    gateway = gateway_deployment(POLICY, spec(streaming={"dictionaryConfigMapRef": DICTIONARY}), SETTINGS)
+    assert environment(gateway)["SIXFOLD_STREAM_DICTIONARY_DIRECTORY"] == "/etc/sixfold/stream-dictionary"
+    volumes = {volume["name"]: volume for volume in pod_of(gateway)["volumes"]}
+    items = [{"key": "words", "path": "dictionary"}]
+    assert volumes["stream-dictionary"]["configMap"] == {"name": "texts", "items": items, "optional": True}
+    mounts = {mount["name"]: mount for mount in pod_of(gateway)["containers"][0]["volumeMounts"]}
+    assert mounts["stream-dictionary"]["mountPath"] == "/etc/sixfold/stream-dictionary"
 
 
 def test_engines_know_their_models_and_claims() -> None:

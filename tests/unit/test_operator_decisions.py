@@ -22,7 +22,7 @@ from sixfold_operator.controller import tags
 from sixfold_operator.reconcile.children import covers, has_drifted
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.findings import Findings
-from sixfold_operator.reconcile.policy_status import build_status
+from sixfold_operator.reconcile.policy_status import build_status, is_redis_out, notes
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status, pod_problem
 from sixfold_operator.reconcile.served import resolve
 from sixfold_operator.reconcile.status_writer import transition_notes
@@ -293,6 +293,42 @@ def test_a_gateway_that_lets_nobody_in_is_not_ready(tenants: int | None, ready: 
     conditions = {entry.type: entry for entry in build_status(findings, NOW).conditions}
     assert conditions["Ready"].reason == ready
     assert "OpenGateway" not in conditions
+
+
+def test_pods_that_go_without_redis_tell_and_are_asked_until_it_is_back() -> None:
+    """The operator never reads the Secret: a missing one, a wrong password and a dead server look alike to it."""
+    redis = {"store": "Redis", "redis": {"urlSecretRef": {"name": "redis", "key": "url"}}}
+    told = "Redis: /etc/sixfold/redis/url is missing; blocks are reused from this pod's memory only"
+    states = {"b": state("b", 1, unsupported={"KVCacheReuse": told}), "a": state("a", 1)}
+
+    def findings(reuse: dict[str, Any], level: int = 3, states: dict[str, PodState] = states) -> Findings:
+        spec = InferencePolicySpec.model_validate(
+            {"rollbackLevel": level, "generation": {"variantRef": {"name": "chat"}, "kvCacheReuse": reuse}}
+        )
+        return Findings(
+            policy={"metadata": {"name": "bot", "namespace": "n", "generation": 1}},
+            spec=spec,
+            effective=effective(spec),
+            reach=reach([], {}, 0),
+            variants=Verdict(True, "Ready", ""),
+            deployments={},
+            pods={},
+            states=states,
+        )
+
+    degraded = build_status(findings(redis), NOW)
+    (condition,) = (entry for entry in degraded.conditions if entry.type == "KVReuseDegraded")
+    assert (condition.status, condition.message) == (ConditionStatus.TRUE, f"pod b: {told}")
+    (mode,) = (mode for mode in degraded.modes if mode.name == "KVCacheReuse")
+    assert (mode.state, mode.reason) == ("Unsupported", f"pod b: {told}")
+    assert is_redis_out(findings(redis))
+    healthy = build_status(findings(redis, states={}), NOW)
+    (note,) = (note for note in notes(healthy, degraded) if told in note.message)
+    assert (note.reason, note.warning) == ("PodsGoWithout", True)
+    assert not is_redis_out(findings({})), "what a pod can't do at all doesn't change by asking"
+    for other in (findings(redis, states={"a": state("a", 1)}), findings(redis, level=2)):
+        assert not is_redis_out(other)
+        assert "KVReuseDegraded" not in {entry.type for entry in build_status(other, NOW).conditions}
 
 
 def test_pods_are_poked_when_they_lag_and_never_twice_with_the_same_value() -> None:

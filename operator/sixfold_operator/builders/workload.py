@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sixfold_api.kv_reuse import RedisSpec
 from sixfold_api.names import (
     API_KEYS_DIRECTORY,
     CLASSIFIER,
@@ -21,12 +22,20 @@ from sixfold_api.names import (
     ENV_NAMESPACE,
     ENV_POD,
     ENV_POLICY,
+    ENV_REDIS_DIRECTORY,
+    ENV_STREAM_DICTIONARY_DIRECTORY,
     GATEWAY,
     GATEWAY_PORT,
     GROUP,
+    REDIS_CA_FILE,
+    REDIS_DIRECTORY,
+    REDIS_URL_FILE,
+    STREAM_DICTIONARY_DIRECTORY,
+    STREAM_DICTIONARY_FILE,
     component_name,
     config_map_name,
 )
+from sixfold_api.pods import KeyRef
 from sixfold_api.policy import EngineSpec, InferencePolicySpec
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import AcceleratorType, RolloutStrategy
@@ -79,7 +88,8 @@ def service(policy: Manifest, component: str) -> Manifest:
 
 
 def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: OperatorSettings) -> Manifest:
-    """The gateway: CPU only, API keys mounted as files. A Secret that is missing doesn't keep it from starting."""
+    """The gateway: CPU only, API keys and dictionary mounted as files. Whichever is missing doesn't keep it from
+    starting."""
     name = policy["metadata"]["name"]
     gateway = spec.gateway
     mounts = [_config_mount(name)]
@@ -89,6 +99,11 @@ def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: Op
         secret = {"secret": {"secretName": gateway.api_keys_secret_ref.name, "optional": True}}
         mounts.append(Mount("api-keys", secret, API_KEYS_DIRECTORY))
         env.append({"name": ENV_API_KEYS_DIRECTORY, "value": API_KEYS_DIRECTORY})
+    dictionary = spec.streaming.dictionary_config_map_ref
+    if dictionary is not None:
+        source = {"configMap": _entry(dictionary, STREAM_DICTIONARY_FILE)}
+        mounts.append(Mount("stream-dictionary", source, STREAM_DICTIONARY_DIRECTORY))
+        env.append({"name": ENV_STREAM_DICTIONARY_DIRECTORY, "value": STREAM_DICTIONARY_DIRECTORY})
     main = container(settings, GATEWAY, gateway.pod, mounts)
     _serve(main, policy, GATEWAY, "gateway", env)
     template = _template(name, GATEWAY, pod_spec(main, gateway.pod, mounts))
@@ -102,16 +117,20 @@ def engine_deployment(
     models: Sequence[ServedModel],
     claims: Sequence[str],
     settings: OperatorSettings,
+    redis: RedisSpec | None = None,
 ) -> Manifest:
-    """Engine pods of `component` (engine or classifier) that load `models` from `claims`."""
+    """Engine pods of `component` (engine or classifier) that load `models` from `claims`, and may share keys and
+    values in `redis`, whose address is mounted as a file. They start without it too."""
     name = policy["metadata"]["name"]
     replicas = 1 if engine.replicas is None else engine.replicas
-    mounts = [_config_mount(name), *claim_mounts(claims)]
+    mounts = [_config_mount(name), *claim_mounts(claims), *([_redis_mount(redis)] if redis else [])]
     main = container(settings, ENGINE, engine.pod, mounts)
     _add_accelerator(main, engine)
     # Named, not left to chance: a GPU that the container can't see is an error, not a slow CPU.
     device = "cuda" if engine.accelerator.type is AcceleratorType.GPU else "cpu"
     env = [{"name": ENV_MODELS, "value": _models_json(models)}, {"name": ENV_DEVICE, "value": device}]
+    if redis is not None:
+        env.append({"name": ENV_REDIS_DIRECTORY, "value": REDIS_DIRECTORY})
     _serve(main, policy, component, "engine", env)
     template = _template(name, component, pod_spec(main, engine.pod, mounts))
     template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest(list(_digests(models)))}
@@ -137,6 +156,19 @@ def _models_json(models: Sequence[ServedModel]) -> str:
 def _config_mount(policy: str) -> Mount:
     """The whole directory, never a subPath: the kubelet refreshes only whole volumes."""
     return Mount("config", {"configMap": {"name": config_map_name(policy)}}, CONFIG_DIRECTORY)
+
+
+def _redis_mount(redis: RedisSpec) -> Mount:
+    """Two entries, maybe of two Secrets, in one directory; a rotated password arrives without a restart."""
+    entries = [_entry(redis.url_secret_ref, REDIS_URL_FILE)]
+    if redis.ca_secret_ref is not None:
+        entries.append(_entry(redis.ca_secret_ref, REDIS_CA_FILE))
+    return Mount("redis", {"projected": {"sources": [{"secret": entry} for entry in entries]}}, REDIS_DIRECTORY)
+
+
+def _entry(ref: KeyRef, file: str) -> Manifest:
+    """An entry of a Secret or a ConfigMap as a file; the object or the entry may be missing."""
+    return {"name": ref.name, "items": [{"key": ref.key, "path": file}], "optional": True}
 
 
 def _serve(main: Manifest, policy: Manifest, component: str, role: str, env: list[dict[str, Any]]) -> None:

@@ -34,6 +34,7 @@ from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import (
     LEVEL_REASON,
     build_status,
+    is_redis_out,
     locked_out,
     notes,
     workload_verdict,
@@ -184,7 +185,9 @@ class PolicyReconciler:
         if part == CLASSIFIER and spec.classification is not None and spec.classification.engine is not None:
             engine = spec.classification.engine
         load = loads.get(part, Load())
-        return engine_deployment(policy, part, engine, load.models, load.claims, self._context.settings)
+        reuse = spec.generation and spec.generation.kv_cache_reuse
+        redis = reuse.redis if reuse and part == ENGINE else None
+        return engine_deployment(policy, part, engine, load.models, load.claims, self._context.settings, redis)
 
     async def _remove_classifier(self, findings: Findings) -> None:
         """It goes when the engine has taken over its work, not before."""
@@ -216,7 +219,7 @@ class PolicyReconciler:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
             waits.append(ASK_AGAIN_SECONDS)
-        if locked_out(findings) is not None or weights_under_way(findings):
+        if locked_out(findings) is not None or weights_under_way(findings) or is_redis_out(findings):
             waits.append(ASK_AGAIN_SECONDS)
         if findings.conflicts or findings.refusals:
             waits.append(REFUSED_RETRY_SECONDS)

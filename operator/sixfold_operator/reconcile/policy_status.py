@@ -7,7 +7,8 @@ from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
 from sixfold_api.effective import NOTHING_STREAMS
-from sixfold_api.modes import ModeState
+from sixfold_api.kv_reuse import KVStore
+from sixfold_api.modes import Mode, ModeState
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import EngineStatus, InferencePolicyStatus, LevelStatus, ModeStatus
 from sixfold_api.runtime_config import PodState
@@ -71,7 +72,10 @@ def _mode_notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> 
     return [
         Note("ModeUnsupported", f"{mode.name} doesn't run: {mode.reason}")
         for mode in after.modes
-        if mode.state is ModeState.UNSUPPORTED and mode.name not in were and mode.reason != NOTHING_STREAMS
+        if mode.state is ModeState.UNSUPPORTED
+        and mode.name not in were
+        and mode.name is not Mode.KV_CACHE_REUSE  # KVReuseDegraded tells
+        and mode.reason != NOTHING_STREAMS
     ]
 
 
@@ -110,6 +114,7 @@ def _conditions(findings: Findings) -> list[Condition]:
         "WeightsFailed": weights_failed(findings),
         "SlicesFailed": slices_failed(findings),
         "DraftShortened": draft_shortened(findings),
+        "KVReuseDegraded": _kv_reuse_degraded(findings),
         **findings.warnings,
     }
     for type_, reported in told.items():
@@ -130,6 +135,23 @@ def locked_out(findings: Findings) -> Verdict | None:
         "give it one entry a tenant, whose value is the tenant's key"
     )
     return Verdict(False, "NoApiKeys", message)
+
+
+def is_redis_out(findings: Findings) -> bool:
+    """Whether pods go without the Redis that the policy names: they are asked until it is back."""
+    reuse = findings.effective.config.kv_reuse
+    return reuse is not None and reuse.store is KVStore.REDIS and _kv_reuse_degraded(findings) is not None
+
+
+def _kv_reuse_degraded(findings: Findings) -> Verdict | None:
+    """The first pod that can't keep or share keys and values as the level asks for. The operator never reads the
+    Secret with Redis's address: pods tell that it or its entry is missing."""
+    if findings.effective.config.kv_reuse is None:
+        return None
+    for _, state in sorted(findings.states.items()):
+        if Mode.KV_CACHE_REUSE in state.unsupported:
+            return Verdict(False, "PodsGoWithout", f"pod {state.pod}: {state.unsupported[Mode.KV_CACHE_REUSE]}")
+    return None
 
 
 def _mode(mode: ModeStatus, states: Mapping[str, PodState]) -> ModeStatus:

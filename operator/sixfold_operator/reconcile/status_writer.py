@@ -17,7 +17,15 @@ from sixfold_operator.reconcile.rollout import last_status
 log = logging.getLogger(__name__)
 
 MESSAGE_CHARACTERS = 1024
-ALARMS = ("Conflict", "WeightsFailed", "SlicesFailed", "DraftShortened", "TasksMissing", "EscalationUnused")
+ALARMS = (
+    "Conflict",
+    "WeightsFailed",
+    "SlicesFailed",
+    "DraftShortened",
+    "KVReuseDegraded",
+    "TasksMissing",
+    "EscalationUnused",
+)
 """Conditions that are bad news while they are True."""
 UNDER_WAY = {"Preparing", "RollingOut", "PodsNotReady", "NotCreated", "Waiting", "VariantNotReady", "ScaledToZero"}
 """Reasons that say `not yet`, no cause for alarm."""
