@@ -150,6 +150,14 @@ def prepare(context: typer.Context) -> None:
     single(args=context.args[int(retrains) :], prog_name="sixfold prepare lora" if retrains else "sixfold prepare")
 
 
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def dictionary(context: typer.Context) -> None:
+    """Train a dictionary for streamed answers on your own text: `dictionary train`."""
+    from sixfold_runtime import dictionary_cli
+
+    dictionary_cli.app(args=context.args, prog_name="sixfold dictionary")
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
