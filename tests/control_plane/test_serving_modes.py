@@ -87,17 +87,21 @@ def test_a_classifier_is_batched_without_generation(scene: Any) -> None:
     assert {"name": "DynamicBatching", "state": "Active", "reason": ""} in modes
 
 
-def test_a_missing_secret_is_told_by_the_pods_and_its_arrival_too(scene: Any, pod_reports: Any) -> None:
+def test_pods_that_lose_redis_and_find_it_again_are_heard(scene: Any, pod_reports: Any) -> None:
     prepared(scene, generation=GENERATION)
     report = pod_reports(8001)
-    problem = "the Secret with Redis's address has no entry url; blocks are reused from this pod's memory only"
-    report.say(sequence=1, level=3, unsupported={"KVCacheReuse": problem})
+    problem = "Redis doesn't answer; blocks are reused from this pod's memory only"
+    report.say(sequence=1, level=3)
     at = {"podIP": report.address, "podIPs": [{"ip": report.address}]}
     scene.pod("bot-engine", "bot-engine-1", {**scene.RUNNING, **at})
+    sequence = scene.sequence(3)
+    report.say(sequence=sequence, level=3)
+    scene.wait("InferencePolicy", "bot", "ConfigApplied", "True")
+    report.say(sequence=sequence, level=3, unsupported={"KVCacheReuse": problem})  # nothing in the API changes
     told = scene.wait("InferencePolicy", "bot", "KVReuseDegraded", "True", "PodsGoWithout")
     assert problem in told["message"]
     scene.eventually("people are warned", lambda: "PodsGoWithout" in scene.warnings())
-    report.say(sequence=scene.sequence(3), level=3)
+    report.say(sequence=sequence, level=3)
 
     def gone() -> bool:
         status = scene.api.get("InferencePolicy", "bot")["status"]

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge
 from sixfold_api.effective import effective
+from sixfold_api.kv_reuse import KVStore
 from sixfold_api.names import (
     CLASSIFIER,
     COMPONENT_LABEL,
@@ -34,7 +35,6 @@ from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import (
     LEVEL_REASON,
     build_status,
-    is_redis_out,
     locked_out,
     notes,
     workload_verdict,
@@ -45,7 +45,7 @@ from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 
 ASK_AGAIN_SECONDS = 10.0
-"""How often pods that run but aren't ready are asked why."""
+"""How often pods are asked that run but aren't ready, or that share a Redis."""
 REFUSED_RETRY_SECONDS = 10.0
 
 
@@ -213,13 +213,14 @@ class PolicyReconciler:
         return None
 
     def _again_seconds(self, findings: Findings, sequence: int) -> float | None:
-        """The shortest of: pods lag or don't answer, come up, change weights; something stands in the way."""
+        """The shortest of: pods lag or don't answer, come up, change weights, may lose their Redis; something stands
+        in the way."""
         waits = []
         if sequence and not findings.reach.complete:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
             waits.append(ASK_AGAIN_SECONDS)
-        if locked_out(findings) is not None or weights_under_way(findings) or is_redis_out(findings):
+        if locked_out(findings) is not None or weights_under_way(findings) or _shares_redis(findings):
             waits.append(ASK_AGAIN_SECONDS)
         if findings.conflicts or findings.refusals:
             waits.append(REFUSED_RETRY_SECONDS)
@@ -258,6 +259,12 @@ class PolicyReconciler:
     def _forget(self, namespace: str, name: str) -> None:
         if self._progress.pop((namespace, name), None) is not None:
             metrics.POLICY_LEVEL.remove(namespace, name)
+
+
+def _shares_redis(findings: Findings) -> bool:
+    """Nothing in the cluster's API tells when Redis goes or comes back: only the pods do, when they are asked."""
+    reuse = findings.effective.config.kv_reuse
+    return reuse is not None and reuse.store is KVStore.REDIS
 
 
 def _all(findings: Findings) -> list[Manifest]:

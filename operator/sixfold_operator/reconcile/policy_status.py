@@ -7,7 +7,6 @@ from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
 from sixfold_api.effective import NOTHING_STREAMS
-from sixfold_api.kv_reuse import KVStore
 from sixfold_api.modes import Mode, ModeState
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import EngineStatus, InferencePolicyStatus, LevelStatus, ModeStatus
@@ -135,12 +134,6 @@ def locked_out(findings: Findings) -> Verdict | None:
         "give it one entry a tenant, whose value is the tenant's key"
     )
     return Verdict(False, "NoApiKeys", message)
-
-
-def is_redis_out(findings: Findings) -> bool:
-    """Whether pods go without the Redis that the policy names: they are asked until it is back."""
-    reuse = findings.effective.config.kv_reuse
-    return reuse is not None and reuse.store is KVStore.REDIS and _kv_reuse_degraded(findings) is not None
 
 
 def _kv_reuse_degraded(findings: Findings) -> Verdict | None:
