@@ -28,12 +28,18 @@ class Breaker:
     def failed(self, now_seconds: float) -> None:
         self._faults += 1
         if self._faults >= FAULTS_TO_OPEN:
-            self._until_seconds = now_seconds + self._wait_seconds
-            self._wait_seconds = min(LONGEST_WAIT_SECONDS, 2 * self._wait_seconds)
+            self.trial_failed(now_seconds)
+
+    def trial_failed(self, now_seconds: float) -> None:
+        """One is enough to know."""
+        self._until_seconds = now_seconds + self._wait_seconds
+        self._wait_seconds = min(LONGEST_WAIT_SECONDS, 2 * self._wait_seconds)
 
     def tried(self) -> None:
         """A trial went well: closed, but one fault of the real thing opens it again, with the longer wait."""
         self._until_seconds, self._faults = None, FAULTS_TO_OPEN - 1
 
     def succeeded(self) -> None:
-        self._until_seconds, self._faults, self._wait_seconds = None, 0, FIRST_WAIT_SECONDS
+        """The real thing went well. While open that is one that began before, and proves nothing."""
+        if not self.is_open:
+            self._faults, self._wait_seconds = 0, FIRST_WAIT_SECONDS

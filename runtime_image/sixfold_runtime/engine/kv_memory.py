@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -27,16 +28,16 @@ class MemoryTier:
         self._shrink(max_bytes)
 
     def get(self, name: bytes, now_seconds: float) -> bytes | None:
-        """A block's value, which is used by that: it stays for another TTL."""
-        entry = self._entries.get(name)
-        if entry is None:
-            return None
-        if entry.expires_seconds <= now_seconds:
-            self.discard(name)
-            return None
-        self._entries[name] = entry._replace(expires_seconds=now_seconds + self._ttl_seconds)
-        self._entries.move_to_end(name)
-        return entry.value
+        """A block's value; that alone is no use of it."""
+        return self._entries[name].value if self.holds(name, now_seconds) else None
+
+    def use(self, names: Sequence[bytes], now_seconds: float) -> None:
+        """These blocks, one behind the other, stay for another TTL. A later one is no good without those before it:
+        so it goes earlier."""
+        for name in reversed(names):
+            if (entry := self._entries.get(name)) is not None:
+                self._entries[name] = entry._replace(expires_seconds=now_seconds + self._ttl_seconds)
+                self._entries.move_to_end(name)
 
     def put(self, name: bytes, value: bytes, salt: str, now_seconds: float) -> None:
         """Keep a block of a tenant; one that is larger than all there may be isn't."""
@@ -60,7 +61,7 @@ class MemoryTier:
         return names
 
     def holds(self, name: bytes, now_seconds: float) -> bool:
-        """Whether it is there; that isn't a use."""
+        """Whether it is there."""
         entry = self._entries.get(name)
         return entry is not None and entry.expires_seconds > now_seconds
 

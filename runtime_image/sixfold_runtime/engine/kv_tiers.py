@@ -1,0 +1,314 @@
+"""Blocks of keys and values in this pod's memory and, behind it, in Redis. No fault leaves here: it is a miss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sixfold_api.kv_reuse import KVStore as Store
+from sixfold_api.runtime_config import KVReuseConfig
+from sixfold_runtime.engine import kv_metrics as series
+from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, Quantised, decode_block
+from sixfold_runtime.engine.kv_gate import Gate
+from sixfold_runtime.engine.kv_memory import MemoryTier
+from sixfold_runtime.engine.kv_metrics import KVMetrics
+from sixfold_runtime.engine.kv_redis import RedisFault, RedisTier
+
+LOOKUP_SECONDS = 0.1
+"""A request waits no longer for a round trip."""
+WRITE_SECONDS = 2.0
+TRIAL_SECONDS = 0.5
+ERASE_SECONDS = 30.0
+ROUND_TRIP_BYTES = 2 << 20
+"""Read or written at once: so the time limit is one of Redis, and not one of how long a prompt is."""
+BLOCKS_BETWEEN_TURNS = 8
+"""Of the event loop, so that a long prompt doesn't hold others up."""
+_MOST_NAMES = 4096
+_MOST_STORED = 200_000
+_RENEW_SHARE = 0.1
+"""Of the TTL: what was used so shortly ago isn't renewed again."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Successive blocks of a prompt from its first token on."""
+
+    salt: str
+    names: Sequence[bytes]
+    shape: BlockShape
+    token_ids: Sequence[int]
+
+    def ids(self, index: int) -> Sequence[int]:
+        return self.token_ids[index * self.shape.tokens : (index + 1) * self.shape.tokens]
+
+
+@dataclass
+class Found:
+    blocks: list[Quantised] = field(default_factory=list)
+    from_memory: int = 0
+    from_redis: int = 0
+
+
+class Tiers:
+    """Used from one event loop; `knows`, `is_empty` and `problem` may be asked from any thread."""
+
+    def __init__(self, redis: RedisTier, metrics: KVMetrics, clock: Callable[[], float]) -> None:
+        self._redis, self._metrics, self._clock = redis, metrics, clock
+        self._config: KVReuseConfig | None = None
+        self.memory = MemoryTier()
+        self._stored: OrderedDict[bytes, float] = OrderedDict()
+        """When blocks that are in Redis were written or renewed."""
+        self._coming: dict[bytes, asyncio.Event] = {}
+        """Blocks that a prefetch is about to bring."""
+        self._erasures = 0
+        self._reads = Gate(
+            "Redis isn't read", partial(redis.ping, TRIAL_SECONDS), metrics.fault, self._reads_changed, clock
+        )
+        self._writes = Gate(
+            "Redis isn't written to", partial(redis.try_write, TRIAL_SECONDS), metrics.fault, lambda _: None, clock
+        )
+
+    @property
+    def problem(self) -> str:
+        return self._reads.problem or self._writes.problem
+
+    async def follow(self, config: KVReuseConfig | None) -> None:
+        self._config = config
+        self.memory.configure(config.memory_bytes if config else 0, config.ttl_seconds if config else 0.0)
+        if config is not None and config.store is Store.REDIS:
+            self._reads.watch()
+            self._writes.watch()
+        else:
+            self._reads.stop()
+            self._writes.stop()
+            self._stored.clear()
+            await self._redis.close()
+
+    async def close(self) -> None:
+        await self.follow(None)
+
+    def knows(self, names: Sequence[bytes]) -> int:
+        """How many of the first blocks are kept, as far as this pod knows, and needn't be kept again."""
+        now, config = self._clock(), self._config
+        for index, name in enumerate(names):
+            stored = self._stored.get(name)
+            is_stored = stored is not None and config is not None and stored + config.ttl_seconds > now
+            if not (is_stored or self.memory.holds(name, now)):
+                return index
+        return len(names)
+
+    def may_have(self, name: bytes) -> bool:
+        return self._reads.lets_through or self.memory.holds(name, self._clock())
+
+    # -- lookups
+
+    async def find(self, wanted: Blocks, is_cancelled: Callable[[], bool]) -> Found:
+        """The longest run of first blocks."""
+        found, fetched, erasures = Found(), dict[bytes, bytes](), self._erasures
+        loss = series.MISS
+        while (at := len(found.blocks)) < len(wanted.names) and not is_cancelled():
+            name = wanted.names[at]
+            value = fetched.get(name) or self.memory.get(name, self._clock())
+            if value is None:
+                fault = await self._fetch(wanted, at, fetched)
+                if name not in fetched:
+                    loss = series.FAULT if fault else series.MISS
+                    break
+                continue
+            block = self._decode(value, wanted, at)
+            if block is None:
+                loss = series.CORRUPT
+                self._forget(name)
+                break
+            found.blocks.append(block)
+            found.from_redis += name in fetched
+            found.from_memory += name not in fetched
+            if at % BLOCKS_BETWEEN_TURNS == 0:
+                await asyncio.sleep(0)
+        if erasures == self._erasures:
+            self._note_use(wanted, found, fetched)
+        self._count(found, len(wanted.names), loss)
+        return found
+
+    async def _fetch(self, wanted: Blocks, at: int, fetched: dict[bytes, bytes]) -> bool:
+        """Read the next blocks that memory lacks; returns whether Redis is at fault where they aren't there."""
+        if (coming := self._coming.get(wanted.names[at])) is not None:
+            await self._wait(coming)
+            if (value := self.memory.get(wanted.names[at], self._clock())) is not None:
+                fetched[wanted.names[at]] = value
+                return False
+        now, size = self._clock(), wanted.shape.value_bytes
+        missing = [name for name in wanted.names[at:] if not self.memory.holds(name, now)]
+        values = await self._get(wanted.salt, missing[: max(1, ROUND_TRIP_BYTES // size)], size)
+        if values is None:
+            return self._config is not None and self._config.store is Store.REDIS
+        fetched |= values
+        return False
+
+    async def _get(self, salt: str, names: Sequence[bytes], size: int) -> dict[bytes, bytes] | None:
+        """Those of the blocks that Redis has; None if it can't be asked."""
+        values = await self._reads.run(lambda: self._redis.get(salt, names, size, LOOKUP_SECONDS))
+        if values is None:
+            return None
+        there = {name: value for name, value in zip(names, values, strict=True) if value}
+        for name in names:
+            if name not in there:
+                self._stored.pop(name, None)
+        self._metrics.bytes(series.READ, sum(map(len, there.values())))
+        return there
+
+    async def _wait(self, coming: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                await coming.wait()
+        except TimeoutError:
+            return
+
+    def _decode(self, value: bytes, wanted: Blocks, index: int) -> Quantised | None:
+        try:
+            return decode_block(value, wanted.names[index], wanted.shape, wanted.ids(index))
+        except BadBlockError as bad:
+            self._metrics.fault(str(bad))
+            return None
+
+    def _forget(self, name: bytes) -> None:
+        """A block that is no good: whoever computes it next will keep it again."""
+        self.memory.discard(name)
+        self._stored.pop(name, None)
+
+    def _note_use(self, wanted: Blocks, found: Found, fetched: dict[bytes, bytes]) -> None:
+        now, used = self._clock(), wanted.names[: len(found.blocks)]
+        for name in reversed(used):
+            if name in fetched:
+                self.memory.put(name, fetched[name], wanted.salt, now)
+        # Known to be there, and to be renewed.
+        self._note_stored([name for name in used if name in fetched and name not in self._stored], self._recent(now))
+        self.memory.use(used, now)
+
+    def _count(self, found: Found, whole: int, loss: str) -> None:
+        self._metrics.blocks(series.HIT_MEMORY, found.from_memory)
+        self._metrics.blocks(series.HIT_REDIS, found.from_redis)
+        lost = whole - len(found.blocks)
+        if lost and loss == series.CORRUPT:
+            self._metrics.blocks(series.CORRUPT, 1)
+            lost, loss = lost - 1, series.MISS
+        self._metrics.blocks(loss, lost)
+
+    # -- what is kept
+
+    async def keep(self, kept: Blocks, first: int, values: Sequence[bytes], conversation: str) -> None:
+        """Keep the values of blocks `first` and on of a sequence, and what the sequence is made of."""
+        now = self._clock()
+        for name, value in reversed(list(zip(kept.names[first:], values, strict=False))):
+            self.memory.put(name, value, kept.salt, now)
+        self.memory.use(kept.names, now)
+        await self._write(kept, dict(zip(kept.names[first:], values, strict=False)))
+        config = self._config
+        if conversation and config is not None:
+            names = kept.names[: first + len(values)]
+            await self._writes.run(
+                lambda: self._redis.remember(kept.salt, conversation, names, config.ttl_seconds, WRITE_SECONDS)
+            )
+        await self.renew(kept, first)
+
+    async def renew(self, used: Blocks, count: int) -> None:
+        """The first blocks were used: they stay for another TTL, and what Redis has lost meanwhile it gets again."""
+        config, now = self._config, self._clock()
+        if config is None or not self._writes.lets_through:
+            return
+        names = [name for name in used.names[:count] if self._stored.get(name, float("-inf")) <= self._recent(now)]
+        size = used.shape.value_bytes
+        if not names:
+            return
+        lost = await self._writes.run(
+            lambda: self._redis.renew(used.salt, names, size, config.ttl_seconds, WRITE_SECONDS)
+        )
+        if lost is not None:
+            self._note_stored(set(names) - set(lost), now)
+            again = {name: self.memory.get(name, now) for name in lost}
+            await self._write(used, {name: value for name, value in again.items() if value is not None})
+
+    async def _write(self, kept: Blocks, values: dict[bytes, bytes]) -> None:
+        config = self._config
+        if config is None:
+            return
+        size = max(1, ROUND_TRIP_BYTES // kept.shape.value_bytes)
+        for batch in _batches(values, size):
+            evicted = await self._writes.run(
+                partial(self._redis.put, kept.salt, batch, config.ttl_seconds, config.max_bytes, WRITE_SECONDS)
+            )
+            if evicted is None:
+                return
+            self._note_stored(batch, self._clock())
+            self._metrics.bytes(series.WRITTEN, sum(map(len, batch.values())))
+            self._metrics.bytes(series.EVICTED, evicted)
+
+    def _recent(self, now: float) -> float:
+        """What was renewed since then isn't renewed again."""
+        return now - (self._config.ttl_seconds * _RENEW_SHARE if self._config is not None else 0.0)
+
+    def _note_stored(self, names: Iterable[bytes], seconds: float) -> None:
+        for name in names:
+            self._stored[name] = seconds
+            self._stored.move_to_end(name)
+        while len(self._stored) > _MOST_STORED:
+            self._stored.popitem(last=False)
+
+    def _reads_changed(self, is_up: bool) -> None:
+        self._metrics.redis_up(is_up)
+        if not is_up:
+            self._stored.clear()  # nobody knows what it will hold when it is back
+
+    # -- a conversation that is about to go on, and a tenant that is to be forgotten
+
+    async def prefetch(self, salt: str, conversation: str, value_bytes: int) -> None:
+        """Bring what a conversation had last into memory, as far as half of it goes."""
+        if self._config is None or not self._reads.lets_through:
+            return
+        most = min(_MOST_NAMES, self._config.memory_bytes // 2 // value_bytes)
+        names = await self._reads.run(lambda: self._redis.recall(salt, conversation, most, LOOKUP_SECONDS))
+        now, erasures = self._clock(), self._erasures
+        absent = [name for name in names or () if not self.memory.holds(name, now)]
+        step = max(1, ROUND_TRIP_BYTES // value_bytes)
+        arrived = asyncio.Event()
+        self._coming |= dict.fromkeys(absent, arrived)
+        try:
+            for begin in range(0, len(absent), step):
+                values = await self._get(salt, absent[begin : begin + step], value_bytes)
+                if not values or erasures != self._erasures:
+                    return
+                for name, value in values.items():
+                    if len(value) == value_bytes:
+                        self.memory.put(name, value, salt, self._clock())
+            self.memory.use(names or (), self._clock())
+        finally:
+            for name in absent:
+                self._coming.pop(name, None)
+            arrived.set()
+
+    async def erase(self, salt: str) -> tuple[int, str]:
+        """Forget all of a tenant; how many blocks that were, and why some may be left."""
+        self._erasures += 1
+        names, error = self.memory.erase(salt), ""
+        if self._redis.is_given and not self._is_memory_only:
+            try:
+                names |= await self._redis.erase(salt, ERASE_SECONDS)
+            except RedisFault as fault:
+                self._metrics.fault(fault.reason)
+                error = f"blocks may be left in Redis until their time is over: {fault}"
+        for name in names:
+            self._stored.pop(name, None)
+        return len(names), error
+
+    @property
+    def _is_memory_only(self) -> bool:
+        return self._config is not None and self._config.store is Store.MEMORY
+
+
+def _batches(values: dict[bytes, bytes], size: int) -> Iterator[dict[bytes, bytes]]:
+    items = list(values.items())
+    for begin in range(0, len(items), size):
+        yield dict(items[begin : begin + size])
