@@ -3,7 +3,8 @@
     client = OpenAI(base_url=..., http_client=httpx.Client(transport=SseZstdTransport()))
     client = AsyncOpenAI(base_url=..., http_client=httpx.AsyncClient(transport=AsyncSseZstdTransport()))
 
-Only for clients behind proxies that strip encodings: others get zstd from httpx itself once `zstandard` is installed.
+`openai` takes a client of httpx as it does one of httpx2. Only for clients behind proxies that strip encodings: others
+get zstd from httpx itself where `zstandard` is installed, and gzip or zstd from httpx2.
 Needs httpx and zstandard, nothing else of this package.
 """
 

@@ -261,7 +261,9 @@ class GatewayFactory:
     directory: Path
     stack: contextlib.ExitStack
 
-    def __call__(self, *engines: str | int, keys: Path | None = None, ready: bool = True) -> Served:
+    def __call__(
+        self, *engines: str | int, keys: Path | None = None, dictionary: Path | None = None, ready: bool = True
+    ) -> Served:
         config = ConfigDirectory(self.directory / f"gateway-{_free_port()}")
         config.path.mkdir()
         config.set()
@@ -271,6 +273,7 @@ class GatewayFactory:
             engines=[f"127.0.0.1:{engine}" if isinstance(engine, int) else engine for engine in engines],
             config_directory=config.path,
             api_keys_directory=keys,
+            stream_dictionary_directory=dictionary,
         )
         app = create_gateway_app(settings, store)
         server = ThreadedServer(app, store)
