@@ -100,7 +100,15 @@ class InferenceEngine:
         self.metrics.config_applied(self._config)
         loaded = threading.Event()
         device = options.get("device", "auto")
-        self._engine = Engine([served], lambda: self._config, self.metrics, device=device, on_models=loaded.set)
+        redis = options.get("redis_directory")
+        self._engine = Engine(
+            [served],
+            lambda: self._config,
+            self.metrics,
+            device=device,
+            redis_directory=None if redis is None else Path(redis),
+            on_models=loaded.set,
+        )
         self._engine.start()
         loaded.wait()
         self._model = self._engine.models[MODEL]
@@ -251,8 +259,17 @@ class InferenceEngine:
             sampling = msgspec.convert({"max_tokens": _MAX_TOKENS, **options, "stop": stops}, Sampling)
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
-        task = options.get("task") or ""
-        return GenerationStream(self._engine, Generate("0", MODEL, ids, sampling, speculative=speculative, task=task))
+        request = Generate(
+            id="0",
+            model=MODEL,
+            token_ids=ids,
+            sampling=sampling,
+            speculative=speculative,
+            task=options.get("task") or "",
+            conversation=options.get("conversation", ""),
+            kv_reuse=options.get("kv_reuse", True),
+        )
+        return GenerationStream(self._engine, request)
 
     def _token_ids(
         self, prompt: str | None, messages: Sequence[Mapping[str, str]] | None, token_ids: Sequence[int] | None

@@ -8,7 +8,9 @@ from typing import Any, TypedDict
 
 from sixfold_api.classification import EarlyExitSpec, ExitRule
 from sixfold_api.generation import DraftLength, GenerationSpec, QuantizedSpec, SpeculativeSpec
-from sixfold_api.pods import VariantRef
+from sixfold_api.kv_reuse import KVCacheReuseSpec, KVStore, RedisSpec
+from sixfold_api.names import REDIS_URL_FILE
+from sixfold_api.pods import SecretKeyRef, VariantRef
 from sixfold_api.policy import ClassificationSpec, InferencePolicySpec
 from sixfold_api.runtime_config import Draft, ServedModel, WeightSet
 from sixfold_api.scalars import FullWeights, Task
@@ -20,6 +22,8 @@ from sixfold_runtime.prepare.files import EXITS, SLICES
 
 MODEL, QUANTIZED, DRAFT = "model", "quantized", "draft"
 """Names of the variants."""
+REDIS = "redis"
+"""Name of the Secret that the folder stands for."""
 
 
 class GeneratingOptions(TypedDict, total=False):
@@ -33,6 +37,11 @@ class GeneratingOptions(TypedDict, total=False):
     """How many tokens a draft proposes at a time; absent means CostModel."""
     full_weights: FullWeights
     """Whether full and quantised weights stay in memory together; absent means Auto."""
+    kv_cache_reuse: KVCacheReuseSpec | None
+    """As in a policy: keys and values of a conversation so far are kept and not computed again."""
+    redis_directory: Path | str | None
+    """Of the Redis that several engines share: the file `url`, and `ca.crt` where its authority isn't a known one.
+    Keys and values are kept there too, with kv_cache_reuse's settings or the usual ones."""
 
 
 class ClassifyingOptions(TypedDict, total=False):
@@ -81,6 +90,10 @@ class RequestOptions(TypedDict, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    conversation: str
+    """What the caller calls the conversation: a hint where its keys and values may be found."""
+    kv_reuse: bool
+    """False: neither look for keys and values of earlier requests nor keep those of this one."""
     logprobs: int
     """Report each token's log-probability, and those of this many most likely ones."""
 
@@ -123,7 +136,22 @@ def _generation(options: EngineOptions) -> GenerationSpec:
             length=options.get("length", DraftLength.COST_MODEL),
         )
     quantized = QuantizedSpec(variant_ref=VariantRef(name=QUANTIZED)) if options.get("quantized") else None
-    return GenerationSpec(variant_ref=VariantRef(name=MODEL), quantized=quantized, speculative=speculative)
+    return GenerationSpec(
+        variant_ref=VariantRef(name=MODEL),
+        quantized=quantized,
+        speculative=speculative,
+        kv_cache_reuse=_kv_cache_reuse(options),
+    )
+
+
+def _kv_cache_reuse(options: EngineOptions) -> KVCacheReuseSpec | None:
+    spec, directory = options.get("kv_cache_reuse"), options.get("redis_directory")
+    if directory is None:
+        if spec is not None and spec.store is KVStore.REDIS:
+            raise ValueError("kv_cache_reuse with store Redis needs its address: redis_directory=FOLDER")
+        return spec
+    redis = RedisSpec(url_secret_ref=SecretKeyRef(name=REDIS, key=REDIS_URL_FILE))
+    return (spec or KVCacheReuseSpec()).model_copy(update={"store": KVStore.REDIS, "redis": redis})
 
 
 def _generating_model(folder: Path, options: EngineOptions) -> ServedModel:

@@ -30,6 +30,8 @@ class Generation:
     accepted: int
     """Tokens of the answer that were among them."""
     level: int
+    cached_tokens: int = 0
+    """Tokens of the prompt whose keys and values were found instead of computed."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of each token, with its id; empty unless asked for."""
 
@@ -157,5 +159,6 @@ class GenerationStream:
             drafted=event.drafted_tokens,
             accepted=event.accepted_tokens,
             level=event.level,
+            cached_tokens=event.cached_tokens,
             logprobs=tuple(logprobs),
         )

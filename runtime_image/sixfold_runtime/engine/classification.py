@@ -29,10 +29,9 @@ from sixfold_runtime.engine.work import (
     Key,
     Output,
     check_prompt,
-    engine_error,
     failed,
+    failure_of,
     non_finite,
-    out_of_memory,
 )
 from sixfold_runtime.modes.exit_drift import Drift
 
@@ -204,7 +203,7 @@ class ClassificationRunner:
             answers = run.advance()
         except Exception as error:
             log.exception("model %s: a forward of %d texts failed", self._model.served.name, len(run.texts))
-            failure = out_of_memory() if isinstance(error, torch.OutOfMemoryError) else engine_error()
+            failure = failure_of(error)
             self._run = None
             return [self._fail(text, failure, text.level) for text in run.texts if not text.cancelled]
         if not run.texts:

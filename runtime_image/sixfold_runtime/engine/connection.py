@@ -11,10 +11,12 @@ import msgspec
 from fastapi import WebSocket, WebSocketDisconnect
 
 from sixfold_runtime.engine.engine import Engine
+from sixfold_runtime.engine.kv_messages import erase, prefetch
 from sixfold_runtime.engine.protocol import (
     Cancel,
     Chunk,
     Done,
+    Prefetch,
     State,
     Step,
     Submit,
@@ -53,8 +55,7 @@ class Connection:
         """Queue a step's results; from any thread."""
         messages: list[ToGateway] = [Step(list(chunks))] if chunks else []
         messages += dones
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._put, messages)
+        self._from_thread(messages)
 
     async def run(self) -> None:
         """Serve until either side closes; then cancel all that came over this connection."""
@@ -66,6 +67,10 @@ class Connection:
         finally:
             self._engine.drop(self)
             writer.cancel()
+
+    def _from_thread(self, messages: list[ToGateway]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._put, messages)
 
     def _put(self, messages: list[ToGateway]) -> None:
         for message in messages:
@@ -101,6 +106,10 @@ class Connection:
                 self._engine.give_turns(set(message.swap_turns))
             elif isinstance(message, Cancel):
                 self._engine.cancel(self, message.ids)
+            elif isinstance(message, Prefetch):
+                prefetch(self._engine, message)
+            else:
+                erase(self._engine, message, lambda erased: self._from_thread([erased]))
 
     async def _refuse(self, code: int, reason: str) -> None:
         log.warning("closing a gateway's connection (%d): %s", code, reason)

@@ -128,6 +128,24 @@ class DecoderCache(KVCache):
         self._place(len(self.lengths) - 1, length + 1, source, 0 if source is None else source.rows.index(row), length)
 
     @torch.inference_mode()
+    def fill(self, row: int, keys: torch.Tensor, values: torch.Tensor, more_tokens: int = 0) -> None:
+        tokens = keys.shape[2]
+        self._place(row, tokens + more_tokens, None, 0, tokens)
+        block = self._block_of[row]
+        assert block is not None
+        slot = block.rows.index(row)
+        for plane, new in zip(block.planes, (keys, values), strict=True):
+            plane[:, slot, :, :tokens].copy_(new, non_blocking=True)
+        self.lengths[row] = tokens
+
+    def read(self, row: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        block = self._block_of[row]
+        assert block is not None, "a row with tokens has a place"
+        slot = block.rows.index(row)
+        keys, values = (plane[:, slot, :, start:end].clone() for plane in block.planes)
+        return keys, values
+
+    @torch.inference_mode()
     def remove(self, row: int) -> None:
         last = len(self.lengths) - 1
         self._vacate(row)
@@ -164,7 +182,10 @@ class DecoderCache(KVCache):
             self._vacate_slot(block, slot)
 
     def _place(self, row: int, tokens: int, source: Block | None, source_slot: int, length: int) -> None:
-        """Give a row the next free slot for `tokens`, with `length` columns of another slot and zeros behind them."""
+        """Give a row the next free slot for `tokens`, with `length` columns of another slot and zeros behind them.
+
+        Without a source the caller fills these columns.
+        """
         block = self._with_free_slot(capacity_for(tokens))
         slot = len(block.rows)
         for index, plane in enumerate(block.planes):

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.device import choose_device, set_threads
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.model import EngineModel
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
@@ -38,8 +40,11 @@ class _Cancel:
     """None means all of the sink."""
 
 
-class _Wake:
-    """Look whether weights have to follow the configuration, or have arrived."""
+@dataclass(frozen=True)
+class _Call:
+    """Do this; then look whether weights have to follow the configuration, or have arrived."""
+
+    action: Callable[[], None]
 
 
 class _Stop:
@@ -51,6 +56,7 @@ class Engine:
 
     Attributes:
         models: by name, in the order of the settings.
+        shelf: where keys and values are kept; None where no model generates.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Engine:
         *,
         device: str = "auto",
         limits: Limits | None = None,
+        redis_directory: Path | None = None,
         on_models: Callable[[], None] = lambda: None,
         on_counts: Callable[[], None] = lambda: None,
     ) -> None:
@@ -69,11 +76,15 @@ class Engine:
             config: gives the RuntimeConfig in use, whenever asked.
             device: auto, cpu or cuda.
             limits: of each model, by default what suits the device; kv_tokens is derived from the memory.
+            redis_directory: of the Redis in which keys and values are kept, where the configuration wants one.
             on_models: called in the engine's thread when a model was loaded or failed to, or its weights changed.
             on_counts: called in the engine's thread when the number of running or waiting requests changed.
         """
+        generates = any(model.task == Task.GENERATION for model in models)
+        self.shelf = Shelf.open(metrics, redis_directory, device) if generates else None
         self.models = {
-            model.name: EngineModel(model, metrics, SwapTurn(self.config_changed), config) for model in models
+            model.name: EngineModel(model, metrics, SwapTurn(self.config_changed), config, shelf=self.shelf)
+            for model in models
         }
         self._config = config
         self._metrics = metrics
@@ -81,7 +92,7 @@ class Engine:
         self._limits = limits
         self._on_models = on_models
         self._on_counts = on_counts
-        self._commands: queue.Queue[_Submit | _Cancel | _Wake | _Stop] = queue.Queue()
+        self._commands: queue.Queue[_Submit | _Cancel | _Call | _Stop] = queue.Queue()
         self._live: dict[Key, Runner] = {}
         self._draining = False
         self._counts = (0, 0)
@@ -116,7 +127,11 @@ class Engine:
 
     def config_changed(self) -> None:
         """Follow the configuration, even while there are no requests."""
-        self._commands.put(_Wake())
+        self.call(lambda: None)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Do something between two steps, in the engine's thread."""
+        self._commands.put(_Call(action))
 
     def drain(self) -> None:
         """Take no new requests; running and queued ones go on."""
@@ -197,6 +212,8 @@ class Engine:
         self._fail_all()
         for model in self.models.values():
             model.close()
+        if self.shelf is not None:
+            self.shelf.store.close()
 
     def _load_models(self) -> None:
         try:
@@ -224,12 +241,16 @@ class Engine:
                 self._admit(command.sink, command.request)
             elif isinstance(command, _Cancel):
                 self._cancel(command)
+            else:
+                self._call(command)
             self._adapt()
             self._commands.task_done()
             self._report_counts()
 
     def _adapt(self) -> None:
-        """Let weights follow the configuration."""
+        """Let weights, and what is kept, follow the configuration."""
+        if self.shelf is not None:
+            self.shelf.store.follow(self._config().stable.kv_reuse)
         if [model for model in self.models.values() if model.adapt()]:
             self._on_models()
 
@@ -254,6 +275,12 @@ class Engine:
             keys = [key for key in ((command.sink, request_id) for request_id in command.ids) if key in self._live]
         for key in keys:
             self._live.pop(key).cancel(key)
+
+    def _call(self, command: _Call) -> None:
+        try:
+            command.action()
+        except Exception:  # a fault of ours: the loop goes on
+            log.exception("the engine was asked for something and failed")
 
     def _step(self, model: EngineModel) -> None:
         try:

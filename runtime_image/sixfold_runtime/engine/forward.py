@@ -138,7 +138,7 @@ class TransformersForward(Forward):
         self._kinds = kinds
 
     def new_cache(self, rows: int = 0) -> RaggedCache:
-        return RaggedCache(rows)
+        return RaggedCache(rows, self._device)
 
     @torch.inference_mode()
     def __call__(

@@ -11,17 +11,20 @@ import torch
 
 from sixfold_api.generation import MAX_DRAFT_TOKENS
 from sixfold_api.modes import Mode
+from sixfold_api.runtime_config import EffectiveConfig
 from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.forward import make_forward
 from sixfold_runtime.engine.intake import Intake
-from sixfold_runtime.engine.lane import Flight, Lane
+from sixfold_runtime.engine.kv_queue import KVQueue
+from sixfold_runtime.engine.kv_reuse import KVReuse
+from sixfold_runtime.engine.lane import Flight, Lane, Lanes
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.memory import measure
-from sixfold_runtime.engine.metrics import DECODE, ModelMetrics
+from sixfold_runtime.engine.metrics import ModelMetrics
 from sixfold_runtime.engine.picker import Picked
-from sixfold_runtime.engine.pipeline import LogitsSampler, Task, slot_bytes
+from sixfold_runtime.engine.pipeline import Task, slot_bytes
 from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.samplers import Samplers
@@ -30,20 +33,19 @@ from sixfold_runtime.engine.sequence import Sequence
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.slice_queue import SliceQueue
 from sixfold_runtime.engine.speculation import Speculation
+from sixfold_runtime.engine.waiting_room import WaitingRoom
 from sixfold_runtime.engine.work import (
     CurrentConfig,
     Key,
     Output,
     RunnerNotes,
     engine_error,
+    failure_of,
     non_finite,
-    out_of_memory,
     overloaded,
 )
 
 log = logging.getLogger(__name__)
-_LANES = 2
-"""While one computes, the other is sampled."""
 
 
 class GenerationRunner:
@@ -51,6 +53,7 @@ class GenerationRunner:
 
     Attributes:
         slices: of the tasks; None where there can't be any.
+        kv: what is reused; None where nothing can be.
     """
 
     def __init__(
@@ -62,27 +65,29 @@ class GenerationRunner:
         *,
         draft: LoadedModel | None = None,
         slices: SlicePool | None = None,
+        kv: KVReuse | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             draft: has the target's tokenizer; without one every request is decoded plainly.
             slices: of the target's tasks, for its decoder; closed with this runner. None: it can't have any.
+            kv: finds and keeps keys and values of the target. None: every prompt is computed whole.
         """
         self._model = target
-        self._draft = draft
         self._forward = make_forward(target)
-        self._draft_forward = None if draft is None else make_forward(draft)
+        self._draft = None if draft is None else (draft, make_forward(draft))
         self._config = config
         self._metrics = metrics
         self._clock = clock
         self._sequences: dict[Key, Sequence] = {}
         self._prompts = PromptGroup(self._forward, metrics)
-        self._lanes = [self._lane()]
+        self._lanes = Lanes(lambda: Lane(self._forward, self._drafter()))
         self._intake = Intake(target, self._forward, draft is not None, config, clock)
         self._scheduler: Scheduler[Key] = Scheduler(limits)
         self.slices = slices
-        self._tasks = SliceQueue(slices)
+        self._room = WaitingRoom(SliceQueue(slices), KVQueue(kv, clock))
+        self.kv = kv
         self._speculation = Speculation(target.served.name, metrics, clock, MAX_DRAFT_TOKENS)
         step_bytes = slot_bytes(limits.max_running, MAX_DRAFT_TOKENS, target.vocabulary_tokens)
         self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
@@ -95,9 +100,7 @@ class GenerationRunner:
         Raises:
             ModelLoadError: a model computes no finite logits, or there is no memory for a KV cache.
         """
-        models = [(self._model, self._forward)]
-        if self._draft is not None and self._draft_forward is not None:
-            models.append((self._draft, self._draft_forward))
+        models = [(self._model, self._forward), *([self._draft] if self._draft else [])]
         limits = self._scheduler.limits
         budget = measure(models, kv_budget_bytes, limits.max_running)
         self._intake.context_tokens = budget.context_tokens
@@ -118,29 +121,33 @@ class GenerationRunner:
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting + len(self._tasks)
+        return self._scheduler.waiting + len(self._room)
 
     @property
     def can_step(self) -> bool:
-        """Whether a step would do something: not while all that wait, wait for slices."""
-        return self._scheduler.running > 0 or self._scheduler.waiting > 0 or self._tasks.has_news
+        """Whether a step would do something: not while all that wait, wait for slices or for keys and values."""
+        return self._scheduler.running > 0 or self._scheduler.waiting > 0 or self._room.has_news
 
     @property
     def kv_bytes(self) -> int:
-        return self._prompts.cache.allocated_bytes + sum(lane.kv_bytes for lane in self._lanes)
+        return self._prompts.cache.allocated_bytes + self._lanes.kv_bytes
 
     @property
     def notes(self) -> RunnerNotes:
         """Of now; read from any thread."""
         problems = {Mode.SPECULATIVE: self._speculation.fault, Mode.SAMPLER_PIPELINE: self._samplers.problem}
         if self._config().stable.generation_subgraphs is not None:
-            problems[Mode.SUBGRAPHS] = self._tasks.why_none
+            problems[Mode.SUBGRAPHS] = self._room.why_no_slices
+        if self.kv is not None:
+            problems[Mode.KV_CACHE_REUSE] = self.kv.problem
         unsupported = {mode: problem for mode, problem in problems.items() if problem}
         return RunnerNotes(unsupported, self._speculation.shortened)
 
     def adapt(self) -> bool:
         """Follow the configuration, so that `notes` are of now, and take slices that came."""
         self._samplers.current(self._config().stable.sampler_pipeline)
+        if self.kv is not None:
+            self.kv.adapt()
         return self.slices is not None and self.slices.adapt()
 
     def close(self) -> None:
@@ -156,12 +163,12 @@ class GenerationRunner:
             RequestError: it can't be served; nothing was queued.
         """
         sequence = self._intake.sequence(key, request)
-        self._tasks.check(request.task)
+        self._room.check(request.task)
         if self.waiting >= self._scheduler.limits.max_waiting:
             raise overloaded(self.waiting)
-        has_slice = self._tasks.take(sequence)
+        is_ready = self._room.take(sequence)
         self._sequences[key] = sequence
-        if has_slice:
+        if is_ready:
             self._scheduler.admit(sequence.entry)
 
     def cancel(self, key: Key) -> None:
@@ -171,12 +178,18 @@ class GenerationRunner:
             self._metrics.ended(sequence.level, "cancelled")
             self._forget(sequence)
 
+    def keep_nothing_of(self, tenant: str) -> None:
+        """What is being computed for a tenant is not kept."""
+        for sequence in self._sequences.values():
+            if sequence.request.tenant == tenant:
+                sequence.may_keep = False
+
     def withdraw(self) -> list[tuple[Key, Generate]]:
         """Take back the requests that have not begun, oldest first."""
-        sequences = [self._sequences[key] for key in self._scheduler.withdraw()] + self._tasks.withdraw()
+        sequences = [self._sequences[key] for key in self._scheduler.withdraw()] + self._room.withdraw()
         for sequence in sequences:
             del self._sequences[sequence.key]
-            self._tasks.release(sequence)
+            self._room.release(sequence)
         return [(s.key, s.request) for s in sorted(sequences, key=lambda s: s.arrived_seconds)]
 
     def step(self) -> list[Output]:
@@ -184,20 +197,19 @@ class GenerationRunner:
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # another model of this engine may be faster with others
         outputs: list[Output] = []
-        if self._tasks.has_news:
-            self._admit_waiting(outputs)
+        effective = self._config().stable
+        self._admit_waiting(effective, outputs)
         plan = self._scheduler.step()
         for key in plan.admitted:
-            self._intake.begin(self._sequences[key])
-            self._metrics.queued(self._clock() - self._sequences[key].arrived_seconds)
-        sampler = self._samplers.current(self._config().stable.sampler_pipeline)
-        while sampler is not self._samplers.inline and len(self._lanes) < _LANES:
-            self._lanes.append(self._lane())
+            self._begin(self._sequences[key], effective)
+        sampler = self._samplers.current(effective.sampler_pipeline)
+        if sampler is not self._samplers.inline:
+            self._lanes.add_second()
         for lane in self._lanes:
             if lane.flight is not None:
                 self._land(lane, lane.flight, outputs)
             if lane.sequences:
-                self._guarded(lane.sequences, lambda lane=lane: self._launch(lane, sampler), outputs)  # type: ignore[misc]
+                self._guarded(lane.sequences, lambda lane=lane: self._speculation.launch(lane, sampler), outputs)  # type: ignore[misc]
             if lane.flight is not None and sampler is self._samplers.inline:
                 self._land(lane, lane.flight, outputs)
         if plan.prefill is not None:
@@ -206,18 +218,28 @@ class GenerationRunner:
             self._guarded(sequences, lambda: self._prefill(prefill, sequences, outputs), outputs)
         return outputs
 
-    def _admit_waiting(self, outputs: list[Output]) -> None:
-        """Queue those whose slice has come."""
-        ready, refused = self._tasks.retry()
-        for sequence in ready:
-            self._scheduler.admit(sequence.entry)
-        outputs += [self._fail(sequence, error) for sequence, error in refused]
+    def _admit_waiting(self, effective: EffectiveConfig, outputs: list[Output]) -> None:
+        """Queue those that have what they waited for."""
+        if self._room.has_news:
+            ready, refused = self._room.retry()
+            for sequence in ready:
+                self._scheduler.admit(sequence.entry)
+            outputs += [self._fail(sequence, error) for sequence, error in refused]
+        if effective.kv_reuse is None:
+            for sequence in self._room.disappoint():
+                self._scheduler.amend(sequence.entry)
 
-    def _lane(self) -> Lane:
-        drafter = None
-        if self._draft is not None and self._draft_forward is not None:
-            drafter = Drafter(self._draft_forward, self._draft.context_tokens, self._model.vocabulary_tokens)
-        return Lane(self._forward, drafter)
+    def _begin(self, sequence: Sequence, effective: EffectiveConfig) -> None:
+        self._intake.begin(sequence, effective)
+        self._room.begun(sequence)
+        self._metrics.queued(self._clock() - sequence.arrived_seconds)
+        self._metrics.reused(sequence.level, sequence.cached_tokens)
+
+    def _drafter(self) -> Drafter | None:
+        if self._draft is None:
+            return None
+        draft, forward = self._draft
+        return Drafter(forward, draft.context_tokens, self._model.vocabulary_tokens)
 
     def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""
@@ -226,34 +248,12 @@ class GenerationRunner:
             compute()
         except Exception as error:
             log.exception("model %s: a forward of %d requests failed", self._model.served.name, len(affected))
-            failure = out_of_memory() if isinstance(error, torch.OutOfMemoryError) else engine_error()
+            failure = failure_of(error)
             outputs += [self._fail(sequence, failure) for sequence in affected if sequence.key in self._sequences]
-
-    def _launch(self, lane: Lane, sampler: LogitsSampler) -> None:
-        """Draft and verify a lane's next tokens, and hand the logits to the sampler."""
-        drafts, draft_seconds = self._speculation.draft(lane)
-        contexts = {sequence: len(sequence.context) for sequence in lane.sequences}
-        began = self._clock()
-        try:
-            logits, tasks = lane.verify(drafts)
-        except torch.OutOfMemoryError:
-            if not drafts:
-                raise
-            self._speculation.out_of_memory()
-            lane.roll_back(contexts)
-            drafts = {}
-            logits, tasks = lane.verify(drafts)
-        computed = sum(task.positions for task in tasks)
-        self._metrics.forward(DECODE, computed, logits.shape[0] * logits.shape[1])
-        picks = sampler.submit(logits, tasks)
-        lane.flight = Flight(picks, list(lane.sequences), contexts, drafts, draft_seconds, began)
 
     def _land(self, lane: Lane, flight: Flight, outputs: list[Output]) -> None:
         """Take what the sampler picked."""
-        picked = flight.picks.result()
-        lane.flight = None
-        lane.settle(flight, picked)
-        self._speculation.settled(flight, picked, self._clock() - flight.began_seconds)
+        picked = self._speculation.land(lane, flight)
         for sequence, result in zip(flight.sequences, picked, strict=True):
             if sequence.is_cancelled:
                 lane.leave(sequence)
@@ -261,15 +261,19 @@ class GenerationRunner:
                 self._advance(sequence, result, outputs)
 
     def _prefill(self, prefill: Prefill[Key], sequences: list[Sequence], outputs: list[Output]) -> None:
+        began = self._clock()
         logits = self._prompts.compute(prefill, sequences)
         if not prefill.finishes:
+            self._prompts.seconds += self._clock() - began
             return
         # The first token is wanted at once, so it is picked in line.
         tasks = [Task(sequence.picker, NO_DRAFT, 1) for sequence in sequences]
         picked = self._samplers.inline.submit(logits[:, None], tasks).result()
-        lanes = self._lanes if self._samplers.is_overlapping else self._lanes[:1]
+        if self.kv is not None:
+            self.kv.computed(sequences, self._prompts.seconds + self._clock() - began)
         for row, sequence in enumerate(sequences):
-            min(lanes, key=lambda lane: len(lane.sequences)).join(sequence, self._prompts.cache, row)
+            lane = self._lanes.shortest if self._samplers.is_overlapping else self._lanes.first
+            lane.join(sequence, self._prompts.cache, row)
         self._prompts.clear()
         for sequence, result in zip(sequences, picked, strict=True):
             self._advance(sequence, result, outputs)
@@ -286,6 +290,7 @@ class GenerationRunner:
             self._metrics.generated(sequence.level, picked.accepted, len(picked.tokens) - picked.accepted)
             outputs.append((sink, sequence.add(picked)))
             if picked.reason is not None:
+                self._keep(sequence)
                 self._forget(sequence)
                 self._metrics.ended(sequence.level, picked.reason.value)
                 outputs.append((sink, sequence.done(picked.reason)))
@@ -295,12 +300,18 @@ class GenerationRunner:
         self._metrics.ended(sequence.level, error.code)
         return sequence.key[0], sequence.failed(error)
 
+    def _keep(self, sequence: Sequence) -> None:
+        """Its answer is complete: keep its keys and values for those that begin alike."""
+        lane = self._lanes.of(sequence)
+        if self.kv is not None and sequence.may_keep and lane is not None:
+            self.kv.keep(sequence, *lane.kept(sequence))
+
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
         self._scheduler.cancel(sequence.key)
         self._speculation.forget(sequence)
-        self._tasks.release(sequence)
-        lane = next((lane for lane in self._lanes if sequence in lane.sequences), None)
+        self._room.release(sequence)
+        lane = self._lanes.of(sequence)
         if lane is not None and lane.flight is not None and sequence in lane.flight.contexts:
             sequence.is_cancelled = True
         elif lane is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sixfold_api.runtime_config import EffectiveConfig
 from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.logprobs import TokenBytes
@@ -50,10 +51,10 @@ class Intake:
             context=list(request.token_ids),
         )
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence, effective: EffectiveConfig) -> None:
         """Stamp the configuration of now on a sequence; it keeps that."""
-        effective = self._config().stable
         sequence.level = effective.level
+        sequence.may_keep &= effective.kv_reuse is not None and sequence.request.kv_reuse
         if sequence.request.speculative and self._has_draft:
             sequence.speculative = effective.speculative
         sequence.picker = Picker(

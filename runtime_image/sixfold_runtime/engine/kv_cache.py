@@ -30,6 +30,22 @@ class KVCache(Protocol):
     def append(self, other: Self, row: int) -> None:
         """Copy a row of another cache of the same model behind the last row."""
 
+    def fill(self, row: int, keys: torch.Tensor, values: torch.Tensor, more_tokens: int = 0) -> None:
+        """Give an empty row the keys and values of its first tokens, instead of computing them.
+
+        Args:
+            keys, values: [layers, kv_heads, tokens, head_dim] such as `read` gives, on any device.
+            more_tokens: how many will follow, so that the row needn't move for them.
+        """
+
+    def read(self, row: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of keys and values of tokens [start, end) of a row: [layers, kv_heads, tokens, head_dim] each, where
+        the cache is, laid out in memory as is fastest.
+
+        Raises:
+            ValueError: the layers differ in shape, so that no tensor holds them all.
+        """
+
     def remove(self, row: int) -> None:
         """Drop a row; the last one takes its place. An empty cache frees its memory."""
 
@@ -55,8 +71,8 @@ class _Layer:
     values: torch.Tensor
 
 
-def _allocate(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    return torch.zeros(rows, like.shape[1], columns, like.shape[3], dtype=like.dtype, device=like.device)
+def _allocate(like: torch.Tensor, rows: int, columns: int, device: torch.device | None = None) -> torch.Tensor:
+    return torch.zeros(rows, like.shape[1], columns, like.shape[3], dtype=like.dtype, device=device or like.device)
 
 
 def _resized(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -69,8 +85,10 @@ def _resized(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 class RaggedCache(KVCache):
     """The cache for transformers' modules: rectangular, as wide as its longest row."""
 
-    def __init__(self, rows: int = 0) -> None:
+    def __init__(self, rows: int = 0, device: torch.device | None = None) -> None:
+        """`device` is where `fill` puts what it is given; absent means the CPU."""
         self.lengths = [0] * rows
+        self._device = device
         self._layers: list[_Layer] = []
         self._rows = 0
         self._columns = 0
@@ -95,11 +113,7 @@ class RaggedCache(KVCache):
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values [rows, kv_heads, tokens, head_dim]; returns all columns in use."""
-        while len(self._layers) <= layer_idx:
-            self._layers.append(
-                _Layer(_allocate(keys, self._rows, self._columns), _allocate(values, self._rows, self._columns))
-            )
-        layer, rows = self._layers[layer_idx], keys.shape[0]
+        layer, rows = self._layer(layer_idx, keys, values), keys.shape[0]
         layer.keys[self._index, :, self._positions] = keys.transpose(1, 2)
         layer.values[self._index, :, self._positions] = values.transpose(1, 2)
         return layer.keys[:rows, :, : self._width], layer.values[:rows, :, : self._width]
@@ -117,16 +131,28 @@ class RaggedCache(KVCache):
         length, target = other.lengths[row], len(self.lengths)
         self._reserve(target + 1, length + 1)
         for index, source in enumerate(other._layers):
-            if len(self._layers) <= index:
-                self._layers.append(
-                    _Layer(
-                        _allocate(source.keys, self._rows, self._columns),
-                        _allocate(source.values, self._rows, self._columns),
-                    )
-                )
-            self._layers[index].keys[target, :, :length] = source.keys[row, :, :length]
-            self._layers[index].values[target, :, :length] = source.values[row, :, :length]
+            layer = self._layer(index, source.keys, source.values)
+            layer.keys[target, :, :length] = source.keys[row, :, :length]
+            layer.values[target, :, :length] = source.values[row, :, :length]
         self.lengths.append(length)
+
+    @torch.inference_mode()
+    def fill(self, row: int, keys: torch.Tensor, values: torch.Tensor, more_tokens: int = 0) -> None:
+        tokens = keys.shape[2]
+        self._reserve(len(self.lengths), tokens + more_tokens)
+        for index, (new_keys, new_values) in enumerate(zip(keys, values, strict=True)):
+            layer = self._layer(index, new_keys[None], new_values[None])
+            layer.keys[row, :, :tokens].copy_(new_keys, non_blocking=True)
+            layer.values[row, :, :tokens].copy_(new_values, non_blocking=True)
+        self.lengths[row] = tokens
+
+    def read(self, row: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        planes = ([layer.keys for layer in self._layers], [layer.values for layer in self._layers])
+        for plane in planes:
+            if len(shapes := {tuple(tensor.shape) for tensor in plane}) > 1:
+                raise ValueError(f"keys or values of its layers have different shapes: {sorted(shapes)}")
+        keys, values = (torch.stack([tensor[row, :, start:end] for tensor in plane]) for plane in planes)
+        return keys, values
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
@@ -159,6 +185,13 @@ class RaggedCache(KVCache):
     def bytes_per_token(self) -> int:
         cells = self._rows * self._columns
         return self.allocated_bytes // cells if cells else 0
+
+    def _layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> _Layer:
+        """A layer; new ones hold tensors such as these [any, kv_heads, any, head_dim]."""
+        while len(self._layers) <= index:
+            planes = (_allocate(plane, self._rows, self._columns, self._device) for plane in (keys, values))
+            self._layers.append(_Layer(*planes))
+        return self._layers[index]
 
     def _reserve(self, rows: int, columns: int) -> None:
         """Grow rows to the next power of two, and columns by half or 256; spare columns of longer rows that left go."""

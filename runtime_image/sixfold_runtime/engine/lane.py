@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -65,6 +66,12 @@ class Lane:
         if self.drafter is not None:
             self.drafter.leave(sequence)
 
+    def kept(self, sequence: Sequence) -> tuple[KVCache, int, int]:
+        """The cache and row of a sequence, and how many tokens of its context it holds there."""
+        row = self.sequences.index(sequence)
+        # An answer that ended inside of a draft is shorter than what was accepted.
+        return self._cache, row, min(self._cache.lengths[row], len(sequence.context))
+
     def verify(self, drafts: dict[Sequence, Draft]) -> tuple[torch.Tensor, list[Task]]:
         """One forward over each row's last token and what was drafted after it.
 
@@ -98,3 +105,36 @@ class Lane:
         self._cache.truncate(kept + self._cache.lengths[len(kept) :])
         if self.drafter is not None:
             self.drafter.settle(flight.contexts, accepted)
+
+
+class Lanes:
+    """One, or two from when the sampler pipeline is first used: while one computes, the other is sampled."""
+
+    def __init__(self, new: Callable[[], Lane]) -> None:
+        self._new = new
+        self._lanes = [new()]
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes)
+
+    @property
+    def first(self) -> Lane:
+        return self._lanes[0]
+
+    @property
+    def shortest(self) -> Lane:
+        """With the fewest sequences."""
+        return min(self._lanes, key=lambda lane: len(lane.sequences))
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(lane.kv_bytes for lane in self._lanes)
+
+    def add_second(self) -> None:
+        """If it isn't there yet."""
+        if len(self._lanes) == 1:
+            self._lanes.append(self._new())
+
+    def of(self, sequence: Sequence) -> Lane | None:
+        """In which a sequence decodes."""
+        return next((lane for lane in self._lanes if sequence in lane.sequences), None)

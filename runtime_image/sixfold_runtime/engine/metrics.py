@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.classification_metrics import ExitMetrics, ExitSeries
+from sixfold_runtime.engine.kv_metrics import KVMetrics, KVSeries
 from sixfold_runtime.engine.slice_metrics import SliceMetrics, SliceSeries
 from sixfold_runtime.engine.work import Runner
 from sixfold_runtime.settings import RuntimeSettings
@@ -71,6 +72,13 @@ class EngineMetrics:
         self.swaps = SwapSeries(registry)
         self.exits = ExitSeries(registry)
         self.slices = SliceSeries(registry, self.memory)
+        self.kv = KVMetrics(KVSeries(registry), self.labels)
+        self.reused = Counter(
+            "sixfold_reused_tokens",
+            "Tokens of prompts whose keys and values were found instead of computed.",
+            (*_VARIANT, "level"),
+            registry=registry,
+        )
         self.generated = Counter(
             "sixfold_generated_tokens",
             "Tokens of answers: drafted ones that the target accepted, and the target's own.",
@@ -218,6 +226,11 @@ class ModelMetrics:
         self._metrics.memory.labels(**self._labels, kind="weights").set(0)
 
     # -- generation
+
+    def reused(self, level: int, tokens: int) -> None:
+        """A prompt of which so many tokens needn't be computed begins."""
+        if tokens:
+            self._at(self._metrics.reused, level).inc(tokens)
 
     def generated(self, level: int, accepted: int, target: int) -> None:
         """Tokens that an answer gained: `accepted` from the draft, `target` drawn from the target's own logits."""

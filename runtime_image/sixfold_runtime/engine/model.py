@@ -17,6 +17,7 @@ from sixfold_runtime.engine.device import available_memory_bytes
 from sixfold_runtime.engine.drafts import load_alone
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.exit_heads import ExitHeads, load_exit_heads
+from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import TaskInfo
@@ -54,6 +55,8 @@ class EngineModel:
     """The same as `runner`, of a model that generates."""
     classifier: ClassificationRunner | None = None
     """The same as `runner`, of one that classifies."""
+    shelf: Shelf | None = None
+    """Where a model that generates finds and keeps keys and values."""
     slices: SlicePool | None = None
     """Of a classifier's tasks; those of a model that generates go with its weights."""
     labels: tuple[str, ...] = ()
@@ -88,6 +91,12 @@ class EngineModel:
         if self.weights is not None:
             return self.weights.slice_failures
         return {} if self.slices is None else self.slices.failures
+
+    @property
+    def kv_block_tokens(self) -> int:
+        """Of the blocks of keys and values that requests find and leave; 0 while there are none."""
+        kv = None if self.weights is None else self.weights.kv
+        return 0 if kv is None else kv.block_tokens
 
     @property
     def unsupported(self) -> dict[Mode, str]:
@@ -146,7 +155,7 @@ class EngineModel:
         kv_share = _KV_SHARE[device.type] / max(1, generating_models)
         if self.served.task == Task.GENERATION:
             self.weights = WeightSets(
-                self.served, Place(device, limits, kv_share), self.config, self.metrics, wake, self.turn
+                self.served, Place(device, limits, kv_share), self.config, self.metrics, wake, self.turn, self.shelf
             )
             self.facts, self.runner = self.weights.facts, self.weights
         else:

@@ -19,24 +19,35 @@ class PromptGroup:
 
     Attributes:
         cache: row i is the i-th prompt of the scheduler's Prefill.
+        seconds: that the pieces of these prompts took so far; counted by the caller.
     """
 
     def __init__(self, forward: Forward, metrics: ModelMetrics) -> None:
         self._forward = forward
         self._metrics = metrics
         self.cache: KVCache = forward.new_cache()
+        self.seconds = 0.0
 
     def compute(self, prefill: Prefill[Key], sequences: ListOf[Sequence]) -> torch.Tensor:
         """Compute a piece; float32 logits [prompts, vocabulary] after the last token of each."""
         if prefill.start == 0:
-            self.cache = self._forward.new_cache(len(sequences))
-        ends = [prefill.start + count for count in prefill.counts]
+            self.cache, self.seconds = self._forward.new_cache(len(sequences)), 0.0
+            for row, sequence in enumerate(sequences):
+                self._fill(row, sequence)
+        starts = [sequence.cached_tokens + prefill.start for sequence in sequences]
         pieces = [
-            sequence.request.token_ids[prefill.start : end] for sequence, end in zip(sequences, ends, strict=True)
+            sequence.request.token_ids[start : start + count]
+            for sequence, start, count in zip(sequences, starts, prefill.counts, strict=True)
         ]
         logits = self._forward(pieces, self.cache, slices=slices_of(sequences))
         self._metrics.forward(PREFILL, sum(prefill.counts), prefill.padded_tokens)
         return logits
+
+    def _fill(self, row: int, sequence: Sequence) -> None:
+        """Begin with what was found instead of computed."""
+        prefix, sequence.prefix = sequence.prefix, None
+        if prefix is not None:
+            self.cache.fill(row, prefix.keys, prefix.values, len(sequence.context) - prefix.tokens)
 
     def clear(self) -> None:
         """Forget the prompts and free the memory."""

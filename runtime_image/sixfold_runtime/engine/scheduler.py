@@ -33,13 +33,14 @@ class Entry(Generic[Key]):
 
     key: Key
     prompt_tokens: int
+    """That have to be computed: fewer than the prompt has where the keys and values of its beginning are there."""
     total_tokens: int
-    """Prompt and the most that may be generated."""
+    """The whole prompt and the most that may be generated."""
 
 
 @dataclass(frozen=True)
 class Prefill(Generic[Key]):
-    """Tokens [start, start + counts[i]) of each prompt to compute in one forward."""
+    """Tokens [start, start + counts[i]) of those of each prompt that have to be computed, in one forward."""
 
     keys: tuple[Key, ...]
     start: int
@@ -93,6 +94,10 @@ class Scheduler(Generic[Key]):
     def admit(self, entry: Entry[Key]) -> None:
         """Queue a request. The caller has asked can_admit and keeps keys unique and totals within kv_tokens."""
         self._waiting.append(entry)
+
+    def amend(self, entry: Entry[Key]) -> None:
+        """Another entry for a request that waits; it keeps its place."""
+        self._waiting = deque(entry if waiting.key == entry.key else waiting for waiting in self._waiting)
 
     def step(self) -> Plan[Key]:
         """Plan the next step and count it as done; a forward that fails is followed by `cancel` of its keys."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sixfold_api.runtime_config import SpeculativeConfig
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.kv_store import Prefix
 from sixfold_runtime.engine.picker import Picked, Picker
 from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
 from sixfold_runtime.engine.scheduler import Entry
@@ -34,6 +35,12 @@ class Sequence:
     """How tokens are drafted for it; None is plain decoding."""
     task_slice: TaskSlice | None = None
     """Held from admission to the end; None is the trunk as it is."""
+    prefix: Prefix | None = None
+    """Keys and values that were found for it, until its prompt is computed."""
+    cached_tokens: int = 0
+    """Of the prompt, that were found."""
+    may_keep: bool = True
+    """False: its keys and values aren't kept for later requests when its answer is complete."""
     level_sent: bool = False
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -43,7 +50,12 @@ class Sequence:
     @property
     def entry(self) -> Entry[Key]:
         """As the scheduler sees it before it begins."""
-        return Entry(self.key, len(self.context), len(self.context) + self.max_tokens)
+        prompt_tokens = len(self.context)
+        return Entry(self.key, prompt_tokens - self.cached_tokens, prompt_tokens + self.max_tokens)
+
+    def take_prefix(self, prefix: Prefix | None) -> None:
+        """What was found for it, instead of what was found before; nothing is None. Before it begins."""
+        self.prefix, self.cached_tokens = prefix, 0 if prefix is None else prefix.tokens
 
     @property
     def room_tokens(self) -> int:
@@ -73,6 +85,7 @@ class Sequence:
             completion_tokens=self.stream.tokens,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            cached_tokens=self.cached_tokens,
         )
 
     def failed(self, error: RequestError) -> Done:

@@ -59,6 +59,7 @@ class EngineServer:
             self.metrics,
             device=settings.device,
             limits=limits,
+            redis_directory=settings.redis_directory,
             on_models=lambda: self._call_soon(self.tell),
             on_counts=lambda: self._call_soon(self._counts_changed.set),
         )
@@ -130,6 +131,7 @@ class EngineServer:
                     swap_pending=model.turn.is_waiting,
                     labels=list(model.labels),
                     tasks=list(model.tasks),
+                    kv_block_tokens=model.kv_block_tokens,
                 )
                 for name, model in engine.models.items()
                 if model.facts is not None and model.runner is not None

@@ -10,6 +10,7 @@ Metadata: `format`, `task` (of the API: Classification, ...), `labels` (a JSON l
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,14 @@ class SliceTensors:
     def get(self, name: str) -> torch.Tensor:
         self.unread.discard(name)
         return self._tensors[name]
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of all tensors, by name: of what was mapped, whatever lies in the folder meanwhile."""
+        digest = hashlib.sha256()
+        for name, tensor in self._tensors.items():
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def elements(self) -> int:
         return sum(tensor.numel() for tensor in self._tensors.values())

@@ -18,8 +18,9 @@ from sixfold_api.generation import Acceptance, DraftLength, Guard
 from sixfold_api.runtime_config import SpeculativeConfig
 from sixfold_runtime.engine.drafter import Drafter
 from sixfold_runtime.engine.lane import Flight, Lane
-from sixfold_runtime.engine.metrics import ModelMetrics
+from sixfold_runtime.engine.metrics import DECODE, ModelMetrics
 from sixfold_runtime.engine.picker import Draft, Picked
+from sixfold_runtime.engine.pipeline import LogitsSampler
 from sixfold_runtime.engine.sequence import Sequence
 from sixfold_runtime.modes.acceptance import Coherence, Lossless, Threshold
 from sixfold_runtime.modes.draft_length import DraftLengths, Row, make
@@ -57,6 +58,32 @@ class Speculation:
         self._strategies: dict[tuple[DraftLength, int], DraftLengths] = {}
         self.fault = ""
         self.shortened = ""
+
+    def launch(self, lane: Lane, sampler: LogitsSampler) -> None:
+        """Draft and verify a lane's next tokens, and hand the logits to the sampler."""
+        drafts, draft_seconds = self.draft(lane)
+        contexts = {sequence: len(sequence.context) for sequence in lane.sequences}
+        began = self._clock()
+        try:
+            logits, tasks = lane.verify(drafts)
+        except torch.OutOfMemoryError:
+            if not drafts:
+                raise
+            self.out_of_memory()
+            lane.roll_back(contexts)
+            drafts = {}
+            logits, tasks = lane.verify(drafts)
+        self._metrics.forward(DECODE, sum(task.positions for task in tasks), logits.shape[0] * logits.shape[1])
+        picks = sampler.submit(logits, tasks)
+        lane.flight = Flight(picks, list(lane.sequences), contexts, drafts, draft_seconds, began)
+
+    def land(self, lane: Lane, flight: Flight) -> list[Picked]:
+        """What the sampler picked for each sequence of a flight; what was rejected is forgotten."""
+        picked = flight.picks.result()
+        lane.flight = None
+        lane.settle(flight, picked)
+        self.settled(flight, picked, self._clock() - flight.began_seconds)
+        return picked
 
     def draft(self, lane: Lane) -> tuple[dict[Sequence, Draft], float]:
         """Draft for a lane; returns the drafts of those that have any, and the seconds it took."""

@@ -57,6 +57,7 @@ class TaskSlice:
         layers: by index from 0; layers that are the trunk's are not there.
         head: None where the trunk's own is used, in generation.
         size_bytes: resident, over the mapped file or copied.
+        digest: of its tensors; "" of slices that don't generate, whose results nobody keeps.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TaskSlice:
     layers: Mapping[int, LayerSlice]
     head: Head | None
     size_bytes: int
+    digest: str = ""
 
 
 class Bottleneck(Adapter):
@@ -113,7 +115,8 @@ def load_slice(path: Path, host: SliceHost, fingerprint: str, dtype: torch.dtype
             f"{path}: {min(tensors.unread)} belongs to no feed-forward part, adapter or head of this trunk of "
             f"{host.layers} layers: make the slice anew from this trunk"
         )
-    return TaskSlice(info.name, info.task, info.labels, layers, head, tensors.elements() * dtype.itemsize)
+    digest = tensors.digest() if info.task is Task.GENERATION else ""
+    return TaskSlice(info.name, info.task, info.labels, layers, head, tensors.elements() * dtype.itemsize, digest)
 
 
 def check_trunk(path: Path, info: SliceInfo, fingerprint: str) -> None:

@@ -16,8 +16,11 @@ from sixfold_api.scalars import FullWeights, Task
 from sixfold_runtime.engine.device import available_memory_bytes, set_threads
 from sixfold_runtime.engine.drafts import as_served, load_alone, load_draft, tokenizer_difference
 from sixfold_runtime.engine.errors import ModelLoadError
+from sixfold_runtime.engine.forward import make_forward
 from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.held_sets import LoadedSet
+from sixfold_runtime.engine.kv_reuse import KVReuse
+from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.placement import choose_placement, needed_kv_bytes, weight_bytes
@@ -25,6 +28,7 @@ from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.slice_loader import TrunkFolder, slice_bytes
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer
+from sixfold_runtime.engine.weight_files import ContentDigest, WeightFiles
 from sixfold_runtime.engine.work import CurrentConfig
 
 log = logging.getLogger(__name__)
@@ -76,9 +80,16 @@ class WeightLoader:
         config: CurrentConfig,
         metrics: EngineMetrics,
         wake: Callable[[], None] = lambda: None,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`wake` is called in another thread when a runner's slices have something to take."""
+        """
+        Args:
+            wake: called in another thread when a runner has something to take: slices, or keys and values.
+            shelf: where the runners find and keep keys and values; None: nowhere.
+        """
         self._wake = wake
+        self._shelf = shelf
+        self._files: dict[str, WeightFiles] = {}
         self._slices = TrunkFolder(Path(served.path), Task.GENERATION)
         self.facts: Facts | None = None
         self.draft_error = ""
@@ -169,6 +180,7 @@ class WeightLoader:
             return True  # loading will say what is wrong; nothing has to be given up for that
 
     def _load(self, name: str) -> LoadedModel:
+        self._files[name] = WeightFiles.of(Path(self._folders[name].path))
         loaded = load_alone(self._folders[name], self._place.device)
         if self.facts is not None and (difference := tokenizer_difference(self.facts.tokenizer, loaded.tokenizer)):
             raise ModelLoadError(f"{self._folders[name].path}: another tokenizer than before: {difference}")
@@ -195,11 +207,19 @@ class WeightLoader:
             slices = SlicePool(
                 self._slices, model.decoder, self._section, metrics.slices, name=model.served.name, wake=self._wake
             )
-        runner = GenerationRunner(model, self._place.limits, self._config, metrics, draft=self._draft, slices=slices)
+        runner = GenerationRunner(
+            model, self._place.limits, self._config, metrics, draft=self._draft, slices=slices, kv=self._reuse(model)
+        )
         runner.warm_up(kv_budget_bytes)
         metrics.loaded(model.load_seconds, model.weight_bytes)
         weights = weakref.ref(model.decoder or model.module)
         return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes, weights)
+
+    def _reuse(self, model: LoadedModel) -> KVReuse | None:
+        if self._shelf is None:
+            return None
+        digest = ContentDigest(self._files[model.served.name], model.served.digest, self._wake)
+        return KVReuse(self._shelf, digest, model, make_forward(model), self._config, self._wake)
 
     def _section(self) -> SubgraphsConfig | None:
         return self._config().stable.generation_subgraphs

@@ -18,6 +18,8 @@ from sixfold_api.runtime_config import RuntimeConfig, ServedModel
 from sixfold_api.scalars import FullWeights
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.held_sets import HeldSets, LoadedSet
+from sixfold_runtime.engine.kv_reuse import KVReuse
+from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import Generate, TaskInfo
 from sixfold_runtime.engine.swap_queue import SwapQueue
@@ -50,6 +52,7 @@ class WeightSets:
         metrics: EngineMetrics,
         wake: Callable[[], None] = lambda: None,
         turn: SwapTurn | None = None,
+        shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load what the level asks for, the other weights too if they are to be resident, and the draft.
@@ -57,6 +60,7 @@ class WeightSets:
         Args:
             wake: called in another thread when `adapt` has something to do.
             turn: asked before new requests have to wait for an exchange.
+            shelf: where keys and values are found and kept; None: nowhere.
 
         Raises:
             ModelLoadError: no weights could be loaded.
@@ -68,7 +72,7 @@ class WeightSets:
         self._wake = wake
         self._clock = clock
         self._turn = turn or SwapTurn(wake)
-        self._loader = WeightLoader(served, place, config, metrics, wake)
+        self._loader = WeightLoader(served, place, config, metrics, wake, shelf)
         self._load: Load | None = None
         self._is_closing = False  # or running requests finish, so that the weights can go
         self._asked_seconds: float | None = None
@@ -143,6 +147,11 @@ class WeightSets:
         """Tasks among them that can't be had, and why."""
         return self._sets.slice_failures
 
+    @property
+    def kv(self) -> KVReuse | None:
+        """What new requests reuse; None while there is nothing."""
+        return held.runner.kv if (held := self._sets.get(self.active)) else None
+
     # -- the Runner
 
     def submit(self, key: Key, request: Generate) -> None:
@@ -165,6 +174,11 @@ class WeightSets:
         self._queue.cancel(key)
         for held in self._sets:
             held.runner.cancel(key)
+
+    def keep_nothing_of(self, tenant: str) -> None:
+        """What is being computed for a tenant is not kept."""
+        for held in self._sets:
+            held.runner.keep_nothing_of(tenant)
 
     def step(self) -> list[Output]:
         """A step of each set of weights that has requests."""
@@ -309,4 +323,4 @@ class WeightSets:
 
     def _told(self) -> tuple[object, ...]:
         weights = self.active, self.is_swapping, self._turn.is_waiting, self.is_broken, self.weights_error
-        return *weights, self.tasks, self.slice_failures
+        return *weights, self.tasks, self.slice_failures, self.kv and self.kv.block_tokens

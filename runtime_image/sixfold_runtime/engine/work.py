@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from sixfold_api.modes import Mode
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.errors import RequestError
@@ -142,6 +144,11 @@ def engine_error() -> RequestError:
 
 def out_of_memory() -> RequestError:
     return RequestError(503, "out_of_memory", "the engine ran out of memory for this request")
+
+
+def failure_of(error: Exception) -> RequestError:
+    """What the requests of a forward are told that raised this."""
+    return out_of_memory() if isinstance(error, torch.OutOfMemoryError) else engine_error()
 
 
 def non_finite() -> RequestError:
