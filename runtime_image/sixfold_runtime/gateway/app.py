@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from sixfold_runtime.config import ConfigStore
-from sixfold_runtime.gateway import cache_endpoint, classification, dictionary, generation, listing
+from sixfold_runtime.gateway import cache_endpoint, classification, demo, dictionary, generation, listing
 from sixfold_runtime.gateway.core import Gateway, exchange_of
 from sixfold_runtime.gateway.envelope import Envelope
 from sixfold_runtime.gateway.errors import ApiError, json_response
@@ -44,7 +44,7 @@ def create_gateway_app(settings: RuntimeSettings, config: ConfigStore) -> FastAP
         title="Sixfold", description="OpenAI-compatible inference.", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.gateway = gateway
-    for part in (generation, classification, listing, cache_endpoint, dictionary):
+    for part in (generation, classification, listing, cache_endpoint, dictionary, demo):
         app.include_router(part.router(gateway), responses=ERRORS)
     _add_probes(app, gateway)
     _add_error_handlers(app)
