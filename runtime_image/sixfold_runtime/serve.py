@@ -25,6 +25,10 @@ LAME_DUCK_SECONDS = 2.5
 """How long a stopping gateway, already unready, still takes new requests: load balancers learn of it a moment
 later."""
 
+DEAF_PEER_MILLISECONDS = 90_000
+"""After so long the kernel ends a connection whose peer acknowledges or reads nothing, and what it holds is free. A little
+more than the gateway's own limit for streams, which ends the work."""
+
 
 class ServeError(Exception):
     """Why nothing can be served, for the person who started it."""
@@ -60,6 +64,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; each connection inherits it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAF_PEER_MILLISECONDS)
         listener.bind((host, port))
     except OSError as error:
         advice = "; choose another with --port" if error.errno == errno.EADDRINUSE else ""
