@@ -136,7 +136,9 @@ def plan(
     if soonest > now_seconds:
         return Plan((), tuple(expired), _or_none(min(wake, soonest) if len(waiting) > len(expired) else wake))
     gone = set(expired)
-    queue = in_order([request for request in waiting if request.key not in gone], engines, config, served)
+    live = [request for request in waiting if request.key not in gone]
+    ahead = batches_ahead({request.flow for request in live}, config, served)
+    queue = in_order(live, engines, config, ahead)
     for first in queue:
         if first.key in gone:
             continue
@@ -146,32 +148,35 @@ def plan(
             wake = min(wake, when)
             continue
         rest = [request for request in queue if request.key not in gone and request is not first]
-        members = [first, *companions(first, rest, engine, engines, config)]
+        members = [first, *companions(first, rest, engine, engines, config, ahead)]
         gone.update(request.key for request in members)
         batches.append(_batch(engine.key, members))
         engines = [_with_batch(other, len(members)) if other is engine else other for other in engines]
     return Plan(tuple(batches), tuple(expired), _or_none(wake))
 
 
+def batches_ahead(flows: Collection[Flow], config: BatchingConfig, served: Mapping[Flow, float]) -> dict[Flow, int]:
+    """How many times the grace each flow has got more than the one that got least; 0 is its share."""
+    got = {flow: served.get(flow, 0.0) for flow in flows}
+    least = min(got.values(), default=0.0)
+    return {flow: int((tokens - least) / (GRACE_BATCHES * config.max_batch_tokens)) for flow, tokens in got.items()}
+
+
 def in_order(
     waiting: Sequence[Waiting[Key, EngineKey]],
     engines: Sequence[Engine[EngineKey]],
     config: BatchingConfig,
-    served: Mapping[Flow, float],
+    ahead: Mapping[Flow, int],
 ) -> list[Waiting[Key, EngineKey]]:
     """The most urgent first.
 
     Tenants that got their share come last; then priority counts; then when a request is due, to which comes some
     patience for one that takes long. That is bounded, so nobody is passed for ever.
     """
-    got = {flow: served.get(flow, 0.0) for flow in {request.flow for request in waiting}}
-    least = min(got.values(), default=0.0)
-    grace = GRACE_BATCHES * config.max_batch_tokens
-    ahead = {flow: int((tokens - least) / grace) for flow, tokens in got.items()}
-    patience = PATIENCE * min((engine.token_seconds for engine in engines), default=0.0)
+    patience_seconds = PATIENCE * min((engine.token_seconds for engine in engines), default=0.0)
 
     def rank(request: Waiting[Key, EngineKey]) -> tuple[int, int, float]:
-        until_seconds = due_seconds(request, config) + patience * request.tokens
+        until_seconds = due_seconds(request, config) + patience_seconds * request.tokens
         return ahead[request.flow], -request.priority.rank, until_seconds
 
     return sorted(waiting, key=rank)
@@ -183,11 +188,13 @@ def companions(
     engine: Engine[EngineKey],
     engines: Sequence[Engine[EngineKey]],
     config: BatchingConfig,
+    ahead: Mapping[Flow, int],
 ) -> list[Waiting[Key, EngineKey]]:
     """Those that go with `first`: the set that saves the engine the most, within the budget.
 
     A request that joins saves what a batch of its own would cost beside its tokens, and costs what it is padded by; it
-    never joins where the latter is more. Of those that may, the most urgent do.
+    never joins where the latter is more. If more may than there is room for, those do that are padded least: for
+    tenants and priorities it stays with the order of the queue.
     """
     elsewhere = {other.key for other in engines if other.batches < MAX_BATCHES and other.key != engine.key}
     overhead = engine.overhead_tokens
@@ -198,6 +205,7 @@ def companions(
         and engine.key not in request.excluded
         and request.preferred not in elsewhere
     ]
+    near.sort(key=lambda request: (ahead[request.flow], -request.priority.rank, -request.tokens))
     best, most_saved = list[Waiting[Key, EngineKey]](), 0.0
     for longest in sorted({first.tokens, *(request.tokens for request in near)}):
         if longest < first.tokens:
