@@ -263,7 +263,7 @@ async def _unlink(client: Client, keys: Sequence[bytes], prefix_bytes: int = 0) 
         return set()
     pipeline = client.pipeline(transaction=False)
     for key in keys:
-        pipeline.unlink(key)  # each by itself: those of a cluster lie on different nodes
+        pipeline.execute_command("UNLINK", key)  # each by itself: those of a cluster lie on different nodes
     removed = _raise_all(await pipeline.execute(raise_on_error=False))
     tails = [key[prefix_bytes:].decode("ascii", "replace") for key, count in zip(keys, removed, strict=True) if count]
     return {bytes.fromhex(tail) for tail in tails if len(tail) == 2 * _NAME_BYTES and _is_hex(tail)}
