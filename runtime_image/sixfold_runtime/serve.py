@@ -26,8 +26,8 @@ LAME_DUCK_SECONDS = 2.5
 later."""
 
 DEAF_PEER_MILLISECONDS = 90_000
-"""After so long the kernel ends a connection whose peer acknowledges or reads nothing, and what it holds is free. A little
-more than the gateway's own limit for streams, which ends the work."""
+"""After so long the kernel ends a connection whose peer acknowledges or reads nothing. A little more than the gateway's
+own limit for streams, which ends the work."""
 
 
 class ServeError(Exception):
