@@ -33,6 +33,43 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* Name of everything that belongs to the release's Redis, its Secrets in other namespaces too. */}}
+{{- define "sixfold.redis" -}}
+{{ include "sixfold.fullname" . }}-redis
+{{- end -}}
+
+{{- define "sixfold.redisSelector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: redis
+{{- end -}}
+
+{{- define "sixfold.redisLabels" -}}
+{{ include "sixfold.redisSelector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* As the values say, else the one that the first install made up, else a new one: to be called once a rendering. */}}
+{{- define "sixfold.redisPassword" -}}
+{{- $old := lookup "v1" "Secret" .Release.Namespace (include "sixfold.redis" .) | default dict -}}
+{{ .Values.redis.password | default (dig "data" "password" "" $old | b64dec) | default (randAlphaNum 32) }}
+{{- end -}}
+
+{{- define "sixfold.redisConf" -}}
+include /etc/sixfold-redis/auth.conf
+port 6379
+dir /data
+# A cache: what is lost is computed again.
+save ""
+appendonly no
+maxmemory {{ .Values.redis.maxMemoryMiB }}mb
+# Blocks expire, and only what expires may go before its time.
+maxmemory-policy volatile-lru
+lazyfree-lazy-eviction yes
+lazyfree-lazy-expire yes
+tcp-keepalive 60
+{{- end -}}
+
 {{/* An image of the values: repository:tag or repository@digest. */}}
 {{- define "sixfold.image" -}}
 {{- $tag := .image.tag | default .appVersion -}}
