@@ -61,7 +61,10 @@ def _streaming(spec: InferencePolicySpec, config: EffectiveConfig, status: ModeS
         compression = _row(spec, path)
     else:
         compression = _off(path, config.streaming.compression.value, status)
-    return [compression, _row(spec, "/streaming/level")]
+    rows = [compression, _row(spec, "/streaming/level")]
+    if spec.streaming.dictionary_config_map_ref is not None:
+        rows += _rows(spec, "/streaming/dictionaryConfigMapRef", "name", "key")
+    return rows
 
 
 def _gateway(spec: InferencePolicySpec, config: EffectiveConfig) -> list[Provenance]:
@@ -88,7 +91,9 @@ def _active(mode: Mode, spec: InferencePolicySpec, config: EffectiveConfig) -> l
     if mode is Mode.EARLY_EXIT:
         return _early_exit(spec, config)
     if mode is Mode.KV_CACHE_REUSE:
-        in_redis = ["maxSize"] if config.kv_reuse is not None and config.kv_reuse.store is KVStore.REDIS else []
+        in_redis = ["redis/urlSecretRef/name", "maxSize"]
+        if config.kv_reuse is None or config.kv_reuse.store is not KVStore.REDIS:
+            in_redis = []
         return [
             *_rows(spec, block, "store", "ttl", *in_redis, "memorySize", "blockTokens"),
             _row(spec, f"{block}/minPromptTokens", absent="what engines measure"),
@@ -171,7 +176,8 @@ def _row(spec: InferencePolicySpec, path: str, absent: str = "") -> Provenance:
         node = getattr(node, name)
     if node is None:
         return Provenance(path=path, value=absent, set_by=SetBy.DEFAULT)
-    return Provenance(path=path, value=_shortened(str(node)), set_by=SetBy.SPEC if written else SetBy.DEFAULT)
+    value = str(node).lower() if isinstance(node, bool) else _shortened(str(node))
+    return Provenance(path=path, value=value, set_by=SetBy.SPEC if written else SetBy.DEFAULT)
 
 
 def _shortened(text: str) -> str:

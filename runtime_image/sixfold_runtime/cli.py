@@ -49,6 +49,15 @@ def serve(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Folder of API keys: file name = tenant, content = key."),
     ] = None,
+    redis: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder with the address of a Redis in `url`, maybe a `ca.crt`."
+        ),
+    ] = None,
+    stream_dictionary: Annotated[
+        Path | None, typer.Option(exists=True, help="zstd dictionary of streams, from `sixfold dictionary train`.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
 ) -> None:
     """Serve models: in a pod from SIXFOLD_* variables, or on this machine straight from resource files."""
@@ -63,6 +72,8 @@ def serve(
         "host": host or ("127.0.0.1" if files else None),
         "engine_port" if role is Role.ENGINE else "gateway_port": port,
         "api_keys_directory": api_keys,
+        "redis_directory": redis,
+        "stream_dictionary_directory": stream_dictionary,
         "device": device,
     }
     try:

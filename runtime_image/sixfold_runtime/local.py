@@ -52,11 +52,11 @@ def load(
     settings = settings.model_copy(
         update={"policy": policy.name, "namespace": policy.namespace, "models": models.served, "device": device}
     )
-    missing = models.missing_tasks(policy.spec)
+    lacking = _lacking(policy.spec, models, settings)
     config = ConfigStore(
         _runtime_config(policy.spec, models.unsupported),
         policy.file,
-        lambda content: _reread(policy, models, missing, content),
+        lambda content: _reread(policy, models, settings, lacking, content),
     )
     states = {mode.name: mode.state for mode in effective(policy.spec, unsupported=models.unsupported).modes}
     warnings = [
@@ -64,10 +64,25 @@ def load(
         for mode, reason in models.unsupported.items()
         if states[mode] is ModeState.UNSUPPORTED
     ]
-    warnings += missing
-    if policy.spec.gateway.api_keys_secret_ref is not None and settings.api_keys_directory is None:
+    return LocalSetup(settings, config, (*warnings, *lacking))
+
+
+def _lacking(spec: InferencePolicySpec, models: LocalModels, settings: RuntimeSettings) -> list[str]:
+    """What the policy asks for and this process can't know from the files, and what to do about it."""
+    reuse = spec.generation and spec.generation.kv_cache_reuse
+    warnings = models.missing_tasks(spec)
+    if spec.gateway.api_keys_secret_ref is not None and settings.api_keys_directory is None:
         warnings.append("the gateway is open: spec.gateway.apiKeysSecretRef needs --api-keys DIRECTORY here")
-    return LocalSetup(settings, config, tuple(warnings))
+    if reuse and reuse.redis is not None and settings.redis_directory is None:
+        warnings.append(
+            "keys and values stay in this process: spec.generation.kvCacheReuse.redis needs --redis DIRECTORY here,"
+            " with the address in its file `url`"
+        )
+    if spec.streaming.dictionary_config_map_ref is not None and settings.stream_dictionary_directory is None:
+        warnings.append(
+            "streams go without a dictionary: spec.streaming.dictionaryConfigMapRef needs --stream-dictionary FILE here"
+        )
+    return warnings
 
 
 def _shape(spec: InferencePolicySpec) -> tuple[object, ...]:
@@ -90,10 +105,12 @@ def _runtime_config(spec: InferencePolicySpec, unsupported: Mapping[Mode, str]) 
     return RuntimeConfig(sequence=sequence, stable=result.config, provenance=result.provenance)
 
 
-def _reread(policy: Policy, models: LocalModels, told: list[str], content: bytes) -> RuntimeConfig:
+def _reread(
+    policy: Policy, models: LocalModels, settings: RuntimeSettings, told: list[str], content: bytes
+) -> RuntimeConfig:
     """The configuration in an edited file. Raises ManifestError, also for a change that needs a restart.
 
-    `told` are the missing tasks that the user knows of.
+    `told` is what the user knows to be lacking.
     """
     try:
         found = manifests.parse(policy.file, content).policy(policy.name)
@@ -101,7 +118,7 @@ def _reread(policy: Policy, models: LocalModels, told: list[str], content: bytes
         raise ManifestError(str(error).removeprefix(f"{policy.file}: ")) from error  # the store names the file
     if _shape(found.spec) != _shape(policy.spec):
         raise ManifestError("another variantRef, draftDevice or fullWeights needs a restart here")
-    for warning in models.missing_tasks(found.spec):
+    for warning in _lacking(found.spec, models, settings):
         if warning not in told:
             log.warning(warning)
             told.append(warning)

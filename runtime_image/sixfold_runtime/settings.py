@@ -39,7 +39,7 @@ class RuntimeSettings(BaseSettings):
     redis_directory: Path | None = None
     """Where the address of Redis is mounted: the file `url`, and `ca.crt` where its authority isn't a known one."""
     stream_dictionary_directory: Path | None = None
-    """Where the zstd dictionary of streams is mounted: the file `dictionary`."""
+    """Where the zstd dictionary of streams is mounted: the file `dictionary` in it, or the file itself."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """auto takes CUDA where a device is there, else the CPU."""
     drain_seconds: float = DRAIN_SECONDS

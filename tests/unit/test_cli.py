@@ -39,6 +39,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["--port", "99999"], 1, "error: gateway_port: Input should be less than or equal to 65535"),
         (["--device", "abacus"], 1, "error: device: String should match pattern"),
         (["--api-keys", "nowhere"], 2, "nowhere"),
+        (["--redis", "nowhere"], 2, "nowhere"),
+        (["--stream-dictionary", "nowhere"], 2, "nowhere"),
         (["--claim", "models"], 2, "expected CLAIM=FOLDER"),
         (["--policy", "other"], 1, "error: no InferencePolicy other; the files have: bot"),
     ],

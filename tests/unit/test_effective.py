@@ -111,6 +111,9 @@ def test_the_origin_of_each_value() -> None:
     result = effective(spec(streaming={"level": 7}, gateway={"rateLimit": {"requestsPerSecond": 9}}))
     assert origin(result.provenance, "/rollbackLevel") == ("3", SetBy.DEFAULT)
     assert origin(result.provenance, "/streaming/level") == ("7", SetBy.SPEC)
+    assert "/streaming/dictionaryConfigMapRef/name" not in {row.path for row in result.provenance}
+    trained = effective(spec(streaming={"dictionaryConfigMapRef": {"name": "words", "key": "zstd"}})).provenance
+    assert origin(trained, "/streaming/dictionaryConfigMapRef/name") == ("words", SetBy.SPEC)
     assert origin(result.provenance, "/streaming/compression") == ("Auto", SetBy.DEFAULT)
     assert origin(result.provenance, "/gateway/rateLimit/requestsPerSecond") == ("9", SetBy.SPEC)
     assert origin(result.provenance, "/gateway/rateLimit/burst") == ("10", SetBy.DEFAULT)
@@ -315,6 +318,7 @@ def test_who_said_how_requests_are_kept_and_batched() -> None:
     rows = effective(policy).provenance
     kept, batched = "/generation/kvCacheReuse", "/batching"
     assert origin(rows, f"{kept}/store") == ("Redis", SetBy.SPEC)
+    assert origin(rows, f"{kept}/redis/urlSecretRef/name") == ("redis", SetBy.SPEC)
     assert origin(rows, f"{kept}/maxSize") == ("4Gi", SetBy.DEFAULT)
     assert origin(rows, f"{kept}/minPromptTokens") == ("what engines measure", SetBy.DEFAULT)
     assert origin(rows, f"{batched}/maxBatchTokens") == ("2048", SetBy.SPEC)
@@ -346,6 +350,7 @@ def test_what_gateways_allow_at_every_level(level: int) -> None:
     assert result.config.demo_page
     told = "web (High), jobs (Low, at most Normal), ops (Normal, at most High)"
     assert origin(result.provenance, "/gateway/tenants") == (told, SetBy.SPEC)
+    assert origin(result.provenance, "/gateway/demoPage") == ("true", SetBy.SPEC)
     plain = effective(spec(), level)
     assert plain.config.request_limits == RequestLimits(max_bytes=4 * 2**20, timeout_seconds=600.0)
     assert not plain.config.tenants

@@ -122,6 +122,28 @@ def test_an_edit_takes_effect_and_a_bad_one_doesnt(policy_file: Path) -> None:
     assert (config.current.stable.level, config.error) == (3, "")
 
 
+def test_what_lies_in_secrets_of_a_cluster_is_given_on_the_command_line(
+    policy_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generation = "{variantRef: {name: chat}, kvCacheReuse: {store: Redis, redis: {urlSecretRef: {name: r, key: url}}}}"
+    spec = f"spec: {{generation: {generation}, streaming: {{dictionaryConfigMapRef: {{name: d, key: d}}}}}}\n"
+    setup = load(policy_file)
+    assert setup.warnings == ()
+    policy_file.write_text(HEAD + spec)
+    setup.config.poll()
+    told = "keys and values stay in this process: spec.generation.kvCacheReuse.redis needs --redis DIRECTORY here"
+    assert told in caplog.text
+    assert setup.config.current.stable.kv_reuse is not None
+    redis, dictionary = load(policy_file).warnings
+    assert redis.startswith(told)
+    assert "--stream-dictionary FILE" in dictionary
+    given = RuntimeSettings(redis_directory=policy_file.parent, stream_dictionary_directory=policy_file.parent)
+    files, claims = [policy_file, policy_file.parent / "variant.yaml"], {"models": policy_file.parent}
+    whole = local.load(files, claims, None, given)
+    assert whole.warnings == ()
+    assert whole.settings.redis_directory == policy_file.parent
+
+
 EXITING = """
 apiVersion: sixfold.dev/v1alpha1
 kind: ModelVariant

@@ -66,7 +66,7 @@ def usable(data: bytes) -> Dictionary:
 
 
 class DictionaryFile:
-    """The file `dictionary` of a directory, read again when it changed.
+    """The file `dictionary` of a directory, or any other file itself, read again when it changed.
 
     Attributes:
         problem: why there is a file but no dictionary; "" where all is well.
@@ -74,7 +74,9 @@ class DictionaryFile:
 
     def __init__(self, directory: Path | None) -> None:
         self.problem = ""
-        self._path = None if directory is None else directory / STREAM_DICTIONARY_FILE
+        self._path = directory
+        if directory is not None and not directory.is_file():
+            self._path = directory / STREAM_DICTIONARY_FILE
         self._seen: tuple[int, int, int] | None = None
         self._current: Dictionary | None = None
 
