@@ -219,7 +219,9 @@ class WeightLoader:
         if self._shelf is None:
             return None
         digest = ContentDigest(self._files[model.served.name], model.served.digest, self._wake)
-        return KVReuse(self._shelf, digest, model, make_forward(model), self._config, self._wake)
+        reuse = KVReuse(self._shelf, digest, model, make_forward(model), self._config, self._wake)
+        reuse.adapt()
+        return reuse
 
     def _section(self) -> SubgraphsConfig | None:
         return self._config().stable.generation_subgraphs
