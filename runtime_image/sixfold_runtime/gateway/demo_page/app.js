@@ -35,6 +35,7 @@ async function loadModels() {
   } catch (error) {
     models = [];
     note.textContent = `No models: ${error.message}`;
+    byId("settings").open = true;
   }
   note.classList.toggle("wrong", models.length === 0);
   byId("model").replaceChildren(...models.map((model) => option(model.id)));
@@ -84,6 +85,9 @@ tabs.forEach((tab, index) => {
   });
 });
 
+byId("settings-form").addEventListener("submit", (event) => {
+  event.preventDefault(); // Enter in a field; what changed is taken anyway
+});
 byId("key").addEventListener("change", loadModels);
 byId("model").addEventListener("change", listTasks);
 byId("settings").open = !matchMedia("(max-width: 60rem)").matches;
