@@ -117,10 +117,9 @@ class RedisServer:
             if process.poll() is not None:
                 raise RedisServerError(f"redis-server ended:\n{log.read_text(errors='replace')[-2000:]}")
             try:
-                # A server with a password says NOAUTH: it answers.
-                return any(word in self.cli("PING") for word in ("PONG", "NOAUTH"))
-            except RedisServerError:
-                return False
+                return "PONG" in self.cli("PING")
+            except RedisServerError as error:
+                return "NOAUTH" in str(error)  # it answers, to those who have a password
 
         wait_until("redis-server answers", answers)
         return self
@@ -143,7 +142,7 @@ class RedisServer:
     def cli(self, *words: str, timeout_seconds: float = 10.0) -> str:
         """What redis-cli prints for a command. Raises RedisServerError where it fails or takes too long."""
         tls = ["--tls", "--cacert", str(self._certificates.ca)] if self._certificates else []
-        argv = ["redis-cli", "-h", LOOPBACK, "-p", str(self.port), *tls, *words]
+        argv = ["redis-cli", "-e", "-h", LOOPBACK, "-p", str(self.port), *tls, *words]
         return _run(*argv, timeout_seconds=timeout_seconds)
 
     def __enter__(self) -> Self:

@@ -100,7 +100,7 @@ class RedisTier:
             added = await client.zadd(self._index, _scores(salt, list(blocks), size, ttl_seconds))
             total = await self._count(client, added, size)
             await self._expire_books(client, ttl_milliseconds)
-            return await self._evict(client, total - max_bytes)
+            return await self._evict(client, total - max_bytes, size)
 
     async def renew(
         self, salt: str, names: Sequence[bytes], value_bytes: int, ttl_seconds: float, limit_seconds: float
@@ -224,11 +224,12 @@ class RedisTier:
         await client.decrby(self._total, size)
         return size
 
-    async def _evict(self, client: Client, excess_bytes: int) -> int:
+    async def _evict(self, client: Client, excess_bytes: int, usual_bytes: int) -> int:
         """Remove those that would expire first, which are those that weren't used for longest."""
         evicted = 0
         while evicted < excess_bytes:
-            popped = [member for member, _ in await client.zpopmin(self._index, 16)]
+            count = -(-(excess_bytes - evicted) // usual_bytes)
+            popped = [member for member, _ in await client.zpopmin(self._index, min(count, _SCAN_COUNT))]
             if not popped:  # the index had been evicted, and the count hadn't
                 await client.delete(self._total)
                 break
@@ -311,6 +312,6 @@ def _fault(error: Exception) -> RedisFault:
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
             return RedisFault("tls", f"no TLS connection: {cause.reason or type(cause).__name__}")
-        cause = cause.__cause__
+        cause = cause.__cause__ or cause.__context__
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "other")
     return RedisFault(reason, "it doesn't answer in time" if reason == "timeout" else str(error))
