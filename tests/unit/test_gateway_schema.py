@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sixfold_runtime.engine.protocol import Sampling
+from sixfold_runtime.gateway.addresses import parse_target
 from sixfold_runtime.gateway.errors import ApiError
 from sixfold_runtime.gateway.exchange import request_id
 from sixfold_runtime.gateway.generation import allowed_tokens
 from sixfold_runtime.gateway.openapi import schemas as documented_schemas
-from sixfold_runtime.gateway.pool import parse_target
 from sixfold_runtime.gateway.schema import ChatBody, ClassifyBody, CompletionBody
 
 JSON = st.recursive(

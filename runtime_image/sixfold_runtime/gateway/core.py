@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from sixfold_api.runtime_config import ModelState, PodState, Role
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.gateway.batcher import Batcher
 from sixfold_runtime.gateway.dictionary import DictionaryFile
 from sixfold_runtime.gateway.dispatch import Dispatcher
 from sixfold_runtime.gateway.errors import ApiError
@@ -35,8 +36,9 @@ class Gateway:
         self.settings = settings
         self.config = config
         self.pool = Pool(settings.engines, settings.policy)
-        self.dispatcher = Dispatcher(self.pool, self._configured_tasks)
         self.metrics = GatewayMetrics(settings, config, self.pool)
+        self._batcher = Batcher(self.pool, config, self.metrics.registry, (settings.namespace, settings.policy))
+        self.dispatcher = Dispatcher(self.pool, self._batcher, self._configured_tasks)
         self.draining = False
         self.started_unix_seconds = int(time.time())
         self._keys = ApiKeys(settings.api_keys_directory)
@@ -47,6 +49,7 @@ class Gateway:
         """Follow engines and keys until cancelled. The configuration is followed by whoever made the store."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pool.run())
+            tasks.create_task(self._batcher.run())
             tasks.create_task(self._keys.run())
 
     def begin(self, header: str, path: str) -> Exchange:
