@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from contextlib import aclosing
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 
 from sixfold_api.gateway import Priority
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import SWAPPING, Chunk, Done, Failure, MissingModel, ModelInfo, Request
-from sixfold_runtime.gateway.errors import ApiError, unavailable
+from sixfold_runtime.engine.protocol import SWAPPING, Chunk, Done, Failure, Generate, MissingModel, ModelInfo, Request
+from sixfold_runtime.gateway.affinity import conversation_key, prompt_key
+from sixfold_runtime.gateway.batcher import Batcher, Group, Ticket
+from sixfold_runtime.gateway.errors import ApiError, deadline_exceeded, unavailable
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.pool import Choice, Pool
-from sixfold_runtime.gateway.session import EngineLostError, Session
+from sixfold_runtime.gateway.session import EngineLostError, Session, Stream
 from sixfold_runtime.gateway.tasks import task_required, unknown_task
+from sixfold_runtime.modes.batching import Waiting
 
 ATTEMPTS = 3
 """A rolling restart may take two engines from under one request."""
@@ -54,9 +59,10 @@ class Restarted:
 
 
 class Dispatcher:
-    def __init__(self, pool: Pool, configured_tasks: Callable[[Task], Collection[str]]) -> None:
+    def __init__(self, pool: Pool, batcher: Batcher, configured_tasks: Callable[[Task], Collection[str]]) -> None:
         """`configured_tasks` names the task slices that the configuration offers for generation or classification."""
         self._pool = pool
+        self._batcher = batcher
         self._configured_tasks = configured_tasks
 
     def check(self, name: str, task: Task, slice_name: str) -> None:
@@ -96,36 +102,53 @@ class Dispatcher:
             ApiError: no engine, a refusal by the engine, or an engine lost too late for another try.
         """
         self.check(call.name, call.task, call.slice)
+        arrived_seconds = time.monotonic()
         tried: list[Session] = []
         delivered = False
         failure: ApiError | None = None
-        most_seconds = ENGINE_WAIT_SECONDS if call.wait_seconds is None else call.wait_seconds
         while len(tried) < ATTEMPTS:
             # An engine that says when to come again isn't replaced by one that isn't there yet.
-            wait_seconds = 0.0 if failure is not None and failure.code == SWAPPING else most_seconds
-            choice = await self._pool.pick(lambda model: self._suits(model, call), tried, wait_seconds)
+            is_swapping = failure is not None and failure.code == SWAPPING
+            choice = await self._pick(call, tried, 0.0 if is_swapping else call.wait_seconds)
             if choice is None:
                 break
-            tried.append(choice.session)
             exchange.model, exchange.task, exchange.slice = choice.model.name, call.task, call.slice
             request = await call.build(choice)
-            if delivered:
-                yield Restarted()
-            try:
-                async with aclosing(self._attempt(choice, request, exchange)) as events:
-                    async for event in events:
-                        delivered = True
-                        yield event
-                return
-            except EngineLostError:
-                failure = unavailable("the engine was lost while it answered; send the request again", "engine_lost")
-            except ApiError as error:
-                if error.status != 503 and error.code != SWAPPING:
-                    raise
-                failure = error
+            placed = await self._batcher.place(_ticket(call, choice, request, arrived_seconds, tried))
+            if placed is None:
+                continue
+            tried.append(placed.session)
+            with closing(placed.stream):
+                if delivered:
+                    yield Restarted()
+                try:
+                    async with aclosing(self._attempt(placed.stream, exchange)) as events:
+                        async for event in events:
+                            delivered = True
+                            yield event
+                    return
+                except EngineLostError:
+                    failure = unavailable(
+                        "the engine was lost while it answered; send the request again", "engine_lost"
+                    )
+                except ApiError as error:
+                    if error.status != 503 and error.code != SWAPPING:
+                        raise
+                    failure = error
             if delivered and not call.buffered:
                 raise failure
         raise failure or self._none_ready(call)
+
+    async def _pick(self, call: Call, tried: Sequence[Session], wait_seconds: float | None) -> Choice | None:
+        """An engine that could serve the call. Raises ApiError (504) where the deadline ends the wait for one."""
+        most_seconds = ENGINE_WAIT_SECONDS if wait_seconds is None else wait_seconds
+        left_seconds = math.inf if call.deadline_seconds is None else call.deadline_seconds - time.monotonic()
+        if left_seconds <= 0:
+            raise deadline_exceeded()
+        choice = await self._pool.pick(lambda model: self._suits(model, call), tried, min(most_seconds, left_seconds))
+        if choice is None and left_seconds < most_seconds:
+            raise deadline_exceeded()
+        return choice
 
     def _suits(self, model: ModelInfo, call: Call) -> bool:
         return self._pool.matches(model, call.name, call.task) and (
@@ -141,22 +164,38 @@ class Dispatcher:
             return unavailable("the model can't be loaded; the engine's log says why", "model_not_ready", 10.0)
         return unavailable("no engine is ready; try again in a moment", "no_engine_ready")
 
-    async def _attempt(
-        self, choice: Choice, request: Request, exchange: Exchange
-    ) -> AsyncGenerator[Chunk | Done, None]:
+    async def _attempt(self, stream: Stream, exchange: Exchange) -> AsyncGenerator[Chunk | Done, None]:
         last_seconds: float | None = None
-        async with aclosing(choice.session.events(request)) as events:
-            async for event in events:
-                if isinstance(event, Done):
+        async for event in stream:
+            if isinstance(event, Done):
+                exchange.level = event.level
+                if event.failure is not None:
+                    raise _failed(event.failure)
+                exchange.finish_reason = event.finish_reason
+            else:
+                if event.level is not None:
                     exchange.level = event.level
-                    if event.failure is not None:
-                        raise _failed(event.failure)
-                    exchange.finish_reason = event.finish_reason
-                else:
-                    if event.level is not None:
-                        exchange.level = event.level
-                    last_seconds = exchange.tokens(event, last_seconds)
-                yield event
+                last_seconds = exchange.tokens(event, last_seconds)
+            yield event
+
+
+def _ticket(call: Call, choice: Choice, request: Request, arrived_seconds: float, tried: Sequence[Session]) -> Ticket:
+    affinity = None
+    if isinstance(request, Generate) and request.kv_reuse and choice.model.kv_block_tokens:
+        if call.conversation:
+            affinity = conversation_key(request.tenant, call.conversation)
+        else:
+            affinity = prompt_key(request.tenant, request.token_ids, choice.model.kv_block_tokens)
+    waiting = Waiting[str, Session](
+        request.id,
+        len(request.token_ids),
+        arrived_seconds,
+        request.tenant,
+        call.priority,
+        call.deadline_seconds,
+        excluded=tuple(tried),
+    )
+    return Ticket(request, Group.of(choice.model, call.slice), waiting, affinity)
 
 
 def _failed(failure: Failure) -> ApiError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from websockets.asyncio.client import connect
@@ -15,6 +14,7 @@ from websockets.typing import Subprotocol
 
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State, TaskInfo
+from sixfold_runtime.gateway.addresses import Address, authority, parse_target, resolve
 from sixfold_runtime.gateway.affinity import conversation_key, nearest
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
@@ -28,8 +28,6 @@ ERASE_SECONDS = 30.0
 BACK_OFF_SECONDS = (0.1, 2.0)
 """First and longest pause before a new try."""
 
-Address = tuple[str, int]
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -38,6 +36,10 @@ class Choice:
     session: Session
     model: ModelInfo
     tokenizer: ModelTokenizer
+
+    @property
+    def pod(self) -> str:
+        return self.session.state.pod if self.session.state is not None else ""
 
 
 def choose(choices: Iterable[Choice]) -> Choice | None:
@@ -64,29 +66,6 @@ def swap_turns(states: Sequence[State]) -> dict[str, int]:
     return {name: index for _, index, name in sorted(waiting, reverse=True)}
 
 
-def parse_target(target: str) -> Address:
-    """`host:port`, `1.2.3.4:port` or `[v6]:port`; raises ValueError."""
-    host, _, port = target.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"engine {target!r}: expected host:port")
-    return host.strip("[]"), int(port)
-
-
-async def resolve(address: Address) -> set[Address] | None:
-    """Every pod behind a name; None where the name service can't tell at the moment."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        # A headless Service without ready pods has no name; everything else may be a fault of the DNS.
-        return set() if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
-    return {(str(entry[4][0]), int(entry[4][1])) for entry in found}
-
-
-def _authority(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Pool:
     """Connections to every pod of every target."""
 
@@ -100,6 +79,11 @@ class Pool:
         self._answered: set[str] = set()
         self._known: dict[str, ModelInfo] = {}
         self._changed = asyncio.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call it whenever an engine came, left or said something new, and when a tokenizer arrived."""
+        self._callbacks.append(callback)
 
     # -- what there is
 
@@ -125,7 +109,7 @@ class Pool:
         return sum(self._is_ready(session) for session in self._sessions)
 
     def is_ready(self, model: ModelInfo) -> bool:
-        return any(choice.model.name == model.name for choice in self._choices(lambda _: True, ()))
+        return any(choice.model.name == model.name for choice in self.choices(lambda _: True))
 
     @property
     def waiting_for(self) -> list[str]:
@@ -156,7 +140,7 @@ class Pool:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    choice = choose(self._choices(wanted, exclude))
+                    choice = choose(self.choices(wanted, exclude))
                     if choice is not None:
                         return choice
                     self._changed.clear()
@@ -167,9 +151,9 @@ class Pool:
     def prefetch(self, name: str, tenant: str, conversation: str) -> None:
         """Tell the engine that a request of this conversation will go to, if any keeps keys and values."""
         choices = {
-            session.state.pod: (session, model.name)
-            for session, model in self._serving()
-            if session.state is not None and model.kv_block_tokens and self.matches(model, name, Task.GENERATION)
+            choice.pod: (choice.session, choice.model.name)
+            for choice in self.choices(lambda model: model.kv_block_tokens > 0)
+            if self.matches(choice.model, name, Task.GENERATION)
         }
         pod = nearest(conversation_key(tenant, conversation), choices)
         if pod is not None:
@@ -185,15 +169,10 @@ class Pool:
         answers = await asyncio.gather(*(session.erase(tenant, ERASE_SECONDS) for session in self._sessions))
         return sum(answer.blocks for answer in answers), [answer.error for answer in answers if answer.error]
 
-    def _serving(self) -> Iterable[tuple[Session, ModelInfo]]:
-        """Models that take requests now."""
+    def choices(self, wanted: Callable[[ModelInfo], bool], exclude: Collection[Session] = ()) -> Iterable[Choice]:
+        """Engines that serve such a model now."""
         for session in self._sessions:
-            if session.state is not None and not session.state.draining:
-                yield from ((session, model) for model in session.state.models if model.ready)
-
-    def _choices(self, wanted: Callable[[ModelInfo], bool], exclude: Sequence[Session]) -> Iterable[Choice]:
-        for session in self._sessions:
-            if session in exclude or session.state is None or session.state.draining:
+            if session in exclude or not session.is_open or session.state is None or session.state.draining:
                 continue
             for model in session.state.models:
                 tokenizer = self._tokenizers.get(model.tokenizer)
@@ -244,9 +223,9 @@ class Pool:
                 if await self._session(target, address):
                     pause = first
             except (OSError, TimeoutError, WebSocketException) as error:
-                log.info("engine %s: %s", _authority(address), error or type(error).__name__)
+                log.info("engine %s: %s", authority(address), error or type(error).__name__)
             except PROTOCOL_ERRORS as error:
-                log.error("engine %s sent what this gateway can't read: %s", _authority(address), error)
+                log.error("engine %s sent what this gateway can't read: %s", authority(address), error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(longest, pause * 2)
             addresses = await resolve(self._targets[target])
@@ -256,7 +235,7 @@ class Pool:
     async def _session(self, target: str, address: Address) -> bool:
         """One connection from start to end; True if the engine introduced itself."""
         async with connect(
-            f"ws://{_authority(address)}{PATH}",
+            f"ws://{authority(address)}{PATH}",
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
             proxy=None,
@@ -269,19 +248,19 @@ class Pool:
         ) as websocket:
             session = Session(websocket, self._on_change)
             self._sessions[session] = (target, address)
-            log.info("engine %s connected", _authority(address))
+            log.info("engine %s connected", authority(address))
             try:
                 await session.run()
             finally:
                 del self._sessions[session]
                 self._on_change()
-                log.info("engine %s disconnected", _authority(address))
+                log.info("engine %s disconnected", authority(address))
             return session.state is not None
 
     def _sources(self, tokenizer: str) -> list[str]:
         """Base URLs of the engines with a model that needs this tokenizer."""
         return [
-            f"http://{_authority(address)}"
+            f"http://{authority(address)}"
             for session, (_, address) in self._sessions.items()
             if session.state is not None and any(model.tokenizer == tokenizer for model in session.state.models)
         ]
@@ -301,3 +280,5 @@ class Pool:
         for name, index in swap_turns([state for _, state in told]).items():
             told[index][0].give_turn(name)
         self._changed.set()
+        for callback in self._callbacks:
+            callback()

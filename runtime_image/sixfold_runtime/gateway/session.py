@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -44,7 +44,45 @@ class _Turn:
 Event = Chunk | Done
 _Outgoing = Request | str | _Turn | Prefetch | Erase
 """A string is the id of a request to cancel."""
-_Inbox = asyncio.Queue[Event | None]
+OnAnswer = Callable[[str, Event | None], None]
+
+
+class Stream:
+    """One submitted request: iterate over its events up to the Done, then close it.
+
+    Closing it earlier cancels the request at the engine. The iteration raises EngineLostError if the socket closes.
+    """
+
+    def __init__(self, request_id: str, on_answer: OnAnswer, leave: Callable[[str, bool], None]) -> None:
+        self.id = request_id
+        self._on_answer = on_answer
+        self._leave = leave
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._is_answered = self._is_done = self._is_closed = False
+
+    def put(self, event: Event | None) -> None:
+        """The next event; None is that there will be none."""
+        self._events.put_nowait(event)
+        self._answer(event)
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        while not self._is_done:
+            event = await self._events.get()
+            if event is None:
+                raise EngineLostError
+            self._is_done = isinstance(event, Done)
+            yield event
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._leave(self.id, self._is_done)
+            self._answer(None)
+
+    def _answer(self, event: Event | None) -> None:
+        if not self._is_answered:
+            self._is_answered = True
+            self._on_answer(self.id, event)
 
 
 class Session:
@@ -62,7 +100,7 @@ class Session:
         self.last_used = 0
         self._socket = socket
         self._on_state = on_state
-        self._inboxes: dict[str, _Inbox] = {}
+        self._streams: dict[str, Stream] = {}
         self._outgoing: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._turns: set[str] = set()
         self._erasures: dict[str, asyncio.Future[Erased]] = {}
@@ -70,7 +108,11 @@ class Session:
 
     @property
     def in_flight(self) -> int:
-        return len(self._inboxes)
+        return len(self._streams)
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
 
     async def run(self) -> None:
         """Read and write until the socket closes. Raises what broke it, if it broke."""
@@ -83,8 +125,8 @@ class Session:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionClosed):
                 await writer
-            for inbox in self._inboxes.values():
-                inbox.put_nowait(None)
+            for stream in list(self._streams.values()):
+                stream.put(None)
             for erasure in self._erasures.values():
                 erasure.cancel()
 
@@ -111,9 +153,9 @@ class Session:
             self._on_state()
 
     def _deliver(self, event: Event) -> None:
-        inbox = self._inboxes.get(event.id)
-        if inbox is not None:  # else the client left a moment ago
-            inbox.put_nowait(event)
+        stream = self._streams.get(event.id)
+        if stream is not None:  # else the client left a moment ago
+            stream.put(event)
 
     async def _write(self) -> None:
         """Requests that wait together travel in one Submit, cancellations in one Cancel."""
@@ -152,30 +194,28 @@ class Session:
             return Erased(erase_id, error=f"{pod} did not answer within {timeout_seconds:.0f} s")
         return Erased(erase_id, error=f"{pod} was lost") if answer.cancelled() else answer.result()
 
-    async def events(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Submit and yield chunks up to the Done. Closing the iterator earlier cancels at the engine.
+    def submit(self, requests: Sequence[Request], on_answer: OnAnswer) -> list[Stream]:
+        """Send requests together and in this order. Whoever gets the streams closes them.
+
+        Args:
+            on_answer: called once for each request: with its first event, or with None if it ends without one.
 
         Raises:
-            EngineLostError: the socket closed first.
+            EngineLostError: the socket is closed.
         """
         if not self._open:
             raise EngineLostError
-        inbox: _Inbox = asyncio.Queue()
-        self._inboxes[request.id] = inbox
+        streams = [Stream(request.id, on_answer, self._leave) for request in requests]
+        self._streams.update((stream.id, stream) for stream in streams)
         self.last_used = next(self._uses)
-        self._outgoing.put_nowait(request)
-        done = False
-        try:
-            while not done:
-                event = await inbox.get()
-                if event is None:
-                    raise EngineLostError
-                done = isinstance(event, Done)
-                yield event
-        finally:
-            del self._inboxes[request.id]
-            if not done and self._open:
-                self._outgoing.put_nowait(request.id)
+        for request in requests:
+            self._outgoing.put_nowait(request)
+        return streams
+
+    def _leave(self, request_id: str, is_done: bool) -> None:
+        self._streams.pop(request_id, None)
+        if not is_done and self._open:
+            self._outgoing.put_nowait(request_id)
 
 
 PROTOCOL_ERRORS = (msgspec.DecodeError, msgspec.ValidationError)

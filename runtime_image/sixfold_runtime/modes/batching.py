@@ -8,8 +8,9 @@ the rest stays where its order can still change.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from sixfold_api.batching import LONG_TOKENS, SHORT_TOKENS
@@ -142,10 +143,10 @@ def plan(
     for first in queue:
         if first.key in gone:
             continue
-        engine, when = _engine_for(first, engines, now_seconds, config)
-        if engine is None or when > now_seconds:
+        engine, starts_seconds = _engine_for(first, engines, partial(_start_seconds, first, now_seconds, config))
+        if engine is None or starts_seconds > now_seconds:
             # Those behind it may be due before it, or go where it can't go.
-            wake = min(wake, when)
+            wake = min(wake, starts_seconds)
             continue
         rest = [request for request in queue if request.key not in gone and request is not first]
         members = [first, *companions(first, rest, engine, engines, config, ahead)]
@@ -153,6 +154,12 @@ def plan(
         batches.append(_batch(engine.key, members))
         engines = [_with_batch(other, len(members)) if other is engine else other for other in engines]
     return Plan(tuple(batches), tuple(expired), _or_none(wake))
+
+
+def at_once(request: Waiting[Key, EngineKey], engines: Sequence[Engine[EngineKey]]) -> EngineKey | None:
+    """The engine for a request that doesn't wait for company; None where none takes it."""
+    engine, _ = _engine_for(request, [replace(engine, batches=0) for engine in engines], lambda _: 0.0)
+    return None if engine is None else engine.key
 
 
 def batches_ahead(flows: Collection[Flow], config: BatchingConfig, served: Mapping[Flow, float]) -> dict[Flow, int]:
@@ -227,15 +234,20 @@ def _free_seconds(engine: Engine[EngineKey], now_seconds: float) -> float:
     return now_seconds if engine.free_at_seconds is None else max(now_seconds, engine.free_at_seconds - LEAD_SECONDS)
 
 
+def _start_seconds(
+    request: Waiting[Key, EngineKey], now_seconds: float, config: BatchingConfig, engine: Engine[EngineKey]
+) -> float:
+    """When a request goes to an engine, if it is the most urgent one."""
+    free = _free_seconds(engine, now_seconds)
+    return max(free, due_seconds(request, config)) if engine.batches else free
+
+
 def _engine_for(
-    request: Waiting[Key, EngineKey], engines: Sequence[Engine[EngineKey]], now_seconds: float, config: BatchingConfig
+    request: Waiting[Key, EngineKey],
+    engines: Sequence[Engine[EngineKey]],
+    when: Callable[[Engine[EngineKey]], float],
 ) -> tuple[Engine[EngineKey] | None, float]:
-    """The engine for a request, and when it goes there."""
-
-    def when(engine: Engine[EngineKey]) -> float:
-        free = _free_seconds(engine, now_seconds)
-        return max(free, due_seconds(request, config)) if engine.batches else free
-
+    """The engine that is the best for a request, and when it goes there, of what `when` says of each."""
     usable = [engine for engine in engines if engine.key not in request.excluded]
     usable = [engine for engine in usable if not engine.is_last_choice] or usable
     if not usable:

@@ -7,7 +7,8 @@ that wait are, so that nobody saves up a claim or pays for a time when nobody el
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sixfold_api.gateway import Priority
 
@@ -42,3 +43,21 @@ class Shares(Mapping[Flow, float]):
         if waiting:
             self._now = max(self._now, min(self[flow] for flow in waiting))
             self._got = {flow: got for flow, got in self._got.items() if got > self._now}
+
+
+def displaced(waiting: Sequence[Flow], arriving: Flow) -> int | None:
+    """Which request, as an index, makes room for an arriving one in a full queue; None: that one gets none.
+
+    The tenant that has most in the queue, the arriving request included, gives up the one that came last of its lowest
+    priority.
+
+    Args:
+        waiting: in the order in which they came.
+    """
+    flows = [*waiting, arriving]
+    counts = Counter(tenant for tenant, _ in flows)
+    most = max(counts.values())
+    tenant = arriving[0] if counts[arriving[0]] == most else next(name for name, n in counts.items() if n == most)
+    candidates = [index for index, flow in enumerate(flows) if flow[0] == tenant]
+    index = min(candidates, key=lambda index: (flows[index][1].rank, -index))
+    return None if index == len(waiting) else index
