@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 
 from sixfold_api.names import REDIS_CA_FILE, REDIS_URL_FILE
@@ -136,6 +136,14 @@ def connect(address: RedisAddress) -> Client:
         return master
     ((host, port),) = address.hosts
     return Redis(host=host, port=port, db=address.database, **common)
+
+
+async def disconnect(client: Client) -> None:
+    """Close all its connections, those to Sentinels among them."""
+    await client.aclose()
+    if isinstance(client, Redis) and isinstance(client.connection_pool, SentinelConnectionPool):
+        for sentinel in client.connection_pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
 
 
 def _tls(address: RedisAddress) -> dict[str, Any]:

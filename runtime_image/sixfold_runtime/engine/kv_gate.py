@@ -41,7 +41,7 @@ class Gate:
         """
         self._what, self._trial, self._told, self._changed, self._clock = what, trial, told, changed, clock
         self._breaker = Breaker()
-        self._is_shut = True
+        self._is_shut, self._is_wanted = True, False
         self._watch: asyncio.Task[None] | None = None
         self.problem = ""
 
@@ -57,23 +57,25 @@ class Gate:
             result = await operation()
         except RedisFault as fault:
             self._told(fault.reason)
-            self._breaker.failed(self._clock())
-            if self._breaker.is_open:
-                self._shut(fault)
+            if not self._is_shut:  # else others have found out meanwhile
+                self._breaker.failed(self._clock())
+                if self._breaker.is_open:
+                    self._shut(fault)
             return None
         self._breaker.succeeded()
         return result
 
     def watch(self) -> None:
         """Begin to try, if that isn't going on."""
-        if self._is_shut and (self._watch is None or self._watch.done()):
+        self._is_wanted = True
+        if self._is_shut and self._watch is None:
             self._watch = asyncio.create_task(self._try_until_it_works())
 
     def stop(self) -> None:
         """Shut until `watch` is called again."""
         if self._watch is not None:
             self._watch.cancel()
-        self._is_shut, self.problem = True, ""
+        self._watch, self._is_wanted, self._is_shut, self.problem = None, False, True, ""
         self._changed(False)
 
     async def _try_until_it_works(self) -> None:
@@ -87,6 +89,7 @@ class Gate:
                 self._shut(fault)
             else:
                 break
+        self._watch = None
         self._breaker.tried()
         if self.problem:
             log.info("%s: that is over", self._what)
@@ -94,6 +97,8 @@ class Gate:
         self._changed(True)
 
     def _shut(self, fault: RedisFault) -> None:
+        if not self._is_wanted:
+            return
         problem = f"{self._what}: {fault}"
         if problem != self.problem:
             log.warning("%s", problem)
@@ -101,4 +106,4 @@ class Gate:
         if not self._is_shut:
             self._is_shut = True
             self._changed(False)
-        self.watch()
+            self.watch()

@@ -23,7 +23,7 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio import RedisCluster
 
-from sixfold_runtime.engine.kv_address import AddressError, RedisAddress, connect, read_address
+from sixfold_runtime.engine.kv_address import AddressError, RedisAddress, connect, disconnect, read_address
 
 Client = Any
 """Redis or RedisCluster: what their methods say that they return is true of neither."""
@@ -170,7 +170,7 @@ class RedisTier:
         if client is not None:
             try:
                 async with asyncio.timeout(1.0):
-                    await client.aclose()
+                    await disconnect(client)
             except Exception:  # it is of no use any more, whatever it says
                 return
 

@@ -295,6 +295,8 @@ class Tiers:
         names, error = self.memory.erase(salt), ""
         if self._redis.is_given and not self._is_memory_only:
             try:
+                if self._reads.problem:
+                    raise RedisFault("unused", self._reads.problem)  # nobody waits for what is known not to answer
                 names |= await self._redis.erase(salt, ERASE_SECONDS)
             except RedisFault as fault:
                 self._metrics.fault(fault.reason)
