@@ -139,7 +139,7 @@ def test_unknown_fields_are_reported_not_refused(tmp_path: Path) -> None:
         "level": 1,
         "activeModes": ["Telepathy"],
         "streaming": {"compression": "Off", "level": 3, "dictionary": "d"},
-        "batching": {},
+        "shadow": {},
     }
     newer["provenance"] = [{"path": "/x", "value": "1", "setBy": "Tuned", "ticket": "t1"}]
     (tmp_path / "config.json").write_text(json.dumps(newer))
@@ -147,7 +147,7 @@ def test_unknown_fields_are_reported_not_refused(tmp_path: Path) -> None:
     assert store.error == ""
     assert set(store.unknown_fields) == {
         "/canary",
-        "/stable/batching",
+        "/stable/shadow",
         "/stable/streaming/dictionary",
         "/provenance/0/ticket",
     }
