@@ -250,7 +250,7 @@ class Engine:
     def _adapt(self) -> None:
         """Let weights, and what is kept, follow the configuration."""
         if self.shelf is not None:
-            self.shelf.store.follow(self._config().stable.kv_reuse)
+            self.shelf.follow(self._config().stable.kv_reuse)
         if [model for model in self.models.values() if model.adapt()]:
             self._on_models()
 

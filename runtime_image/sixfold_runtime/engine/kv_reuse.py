@@ -27,6 +27,7 @@ from sixfold_runtime.modes.kv_reuse import ReuseCosts, Scope
 
 log = logging.getLogger(__name__)
 _DIGESTING = "the digest of the weights is still being computed: keys and values are reused from then on"
+_MEANWHILE = "keys and values in this pod's memory are reused meanwhile"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class KVReuse:
         """For people: why nothing is reused, or less than the configuration says; "" where all is well."""
         if self._why_never or self._digest.problem:
             return self._why_never or f"keys and values can't be reused: {self._digest.problem}"
-        return self._shelf.store.problem if self._digest.value else _DIGESTING
+        if not self._digest.value:
+            return _DIGESTING
+        return f"{problem}; {_MEANWHILE}" if (problem := self._shelf.store.problem) else ""
 
     @property
     def block_tokens(self) -> int:
