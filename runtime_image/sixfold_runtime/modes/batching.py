@@ -17,7 +17,7 @@ from sixfold_api.batching import LONG_TOKENS, SHORT_TOKENS
 from sixfold_api.gateway import Priority
 from sixfold_api.runtime_config import BatchingConfig
 from sixfold_runtime.modes.batch_costs import FIRST_OVERHEAD_TOKENS
-from sixfold_runtime.modes.fair_shares import Flow
+from sixfold_runtime.modes.fair_shares import WEIGHTS, Flow
 
 LEAD_SECONDS = 0.005
 """How long before an engine is expected to be free the next batch is sent, so that it needn't wait for it."""
@@ -25,7 +25,7 @@ PATIENCE = 2.0
 """A request may wait this many times as long as its own tokens take while shorter ones go first. In simulations of
 heavy-tailed lengths, this takes a tenth or more off the 50th and 95th percentile and nothing adds to the 99th."""
 GRACE_BATCHES = 4
-"""A tenant is put last once it got so many full batches more than another one that waits."""
+"""A tenant comes after another one that waits once it got so many full batches more."""
 AFFINITY_REQUESTS = 4
 """Requests that an engine with keys and values of the prompt may have more than the least busy one."""
 MAX_BATCHES = 2
@@ -138,8 +138,8 @@ def plan(
         return Plan((), tuple(expired), _or_none(min(wake, soonest) if len(waiting) > len(expired) else wake))
     gone = set(expired)
     live = [request for request in waiting if request.key not in gone]
-    ahead = batches_ahead({request.flow for request in live}, config, served)
-    queue = in_order(live, engines, config, ahead)
+    ranks = flow_ranks({request.flow for request in live}, config, served)
+    queue = in_order(live, engines, config, ranks)
     for first in queue:
         if first.key in gone:
             continue
@@ -149,7 +149,7 @@ def plan(
             wake = min(wake, starts_seconds)
             continue
         rest = [request for request in queue if request.key not in gone and request is not first]
-        members = [first, *companions(first, rest, engine, engines, config, ahead)]
+        members = [first, *companions(first, rest, engine, engines, config, ranks)]
         gone.update(request.key for request in members)
         batches.append(_batch(engine.key, members))
         engines = [_with_batch(other, len(members)) if other is engine else other for other in engines]
@@ -162,31 +162,44 @@ def at_once(request: Waiting[Key, EngineKey], engines: Sequence[Engine[EngineKey
     return None if engine is None else engine.key
 
 
-def batches_ahead(flows: Collection[Flow], config: BatchingConfig, served: Mapping[Flow, float]) -> dict[Flow, int]:
-    """How many times the grace each flow has got more than the one that got least; 0 is its share."""
+def flow_ranks(
+    flows: Collection[Flow], config: BatchingConfig, served: Mapping[Flow, float]
+) -> dict[Flow, tuple[int, int, int]]:
+    """Whose requests go before whose; lower is first.
+
+    Priority decides, except where a higher one got its share and a lower one didn't; then, among tenants of the same
+    priority, who got less. Differences within the grace don't count, so that order is by time where load is light.
+    """
+    grace_tokens = GRACE_BATCHES * config.max_batch_tokens
     got = {flow: served.get(flow, 0.0) for flow in flows}
     least = min(got.values(), default=0.0)
-    return {flow: int((tokens - least) / (GRACE_BATCHES * config.max_batch_tokens)) for flow, tokens in got.items()}
+    least_of = {priority: min(got[f] for f in flows if f[1] is priority) for priority in {flow[1] for flow in flows}}
+
+    def rank(flow: Flow) -> tuple[int, int, int]:
+        _, priority = flow
+        tokens_ahead = (got[flow] - least_of[priority]) * WEIGHTS[priority]
+        return int((got[flow] - least) / grace_tokens), -priority.rank, int(tokens_ahead / grace_tokens)
+
+    return {flow: rank(flow) for flow in flows}
 
 
 def in_order(
     waiting: Sequence[Waiting[Key, EngineKey]],
     engines: Sequence[Engine[EngineKey]],
     config: BatchingConfig,
-    ahead: Mapping[Flow, int],
+    ranks: Mapping[Flow, tuple[int, int, int]],
 ) -> list[Waiting[Key, EngineKey]]:
     """The most urgent first.
 
-    Tenants that got their share come last; then priority counts; then when a request is due, to which comes some
-    patience for one that takes long. That is bounded, so nobody is passed for ever.
+    Of requests of one rank that is the one that is due first, to which comes some patience for one that takes long.
+    That is bounded, so nobody is passed for ever.
     """
     patience_seconds = PATIENCE * min((engine.token_seconds for engine in engines), default=0.0)
 
-    def rank(request: Waiting[Key, EngineKey]) -> tuple[int, int, float]:
-        until_seconds = due_seconds(request, config) + patience_seconds * request.tokens
-        return ahead[request.flow], -request.priority.rank, until_seconds
+    def order(request: Waiting[Key, EngineKey]) -> tuple[tuple[int, int, int], float]:
+        return ranks[request.flow], due_seconds(request, config) + patience_seconds * request.tokens
 
-    return sorted(waiting, key=rank)
+    return sorted(waiting, key=order)
 
 
 def companions(
@@ -195,7 +208,7 @@ def companions(
     engine: Engine[EngineKey],
     engines: Sequence[Engine[EngineKey]],
     config: BatchingConfig,
-    ahead: Mapping[Flow, int],
+    ranks: Mapping[Flow, tuple[int, int, int]],
 ) -> list[Waiting[Key, EngineKey]]:
     """Those that go with `first`: the set that saves the engine the most, within the budget.
 
@@ -212,7 +225,7 @@ def companions(
         and engine.key not in request.excluded
         and request.preferred not in elsewhere
     ]
-    near.sort(key=lambda request: (ahead[request.flow], -request.priority.rank, -request.tokens))
+    near.sort(key=lambda request: (ranks[request.flow], -request.tokens))
     best, most_saved = list[Waiting[Key, EngineKey]](), 0.0
     for longest in sorted({first.tokens, *(request.tokens for request in near)}):
         if longest < first.tokens:
@@ -252,10 +265,10 @@ def _engine_for(
     usable = [engine for engine in usable if not engine.is_last_choice] or usable
     if not usable:
         return None, math.inf
-    first = min(usable, key=lambda engine: (when(engine), engine.requests, engine.last_used))
-    most = first.requests + AFFINITY_REQUESTS
+    first = min(usable, key=lambda engine: (when(engine), engine.batches, engine.requests, engine.last_used))
     for engine in usable:
-        if engine.key == request.preferred and when(engine) <= when(first) and engine.requests <= most:
+        is_as_soon = when(engine) <= when(first) and engine.batches <= first.batches
+        if engine.key == request.preferred and is_as_soon and engine.requests <= first.requests + AFFINITY_REQUESTS:
             return engine, when(engine)
     return first, when(first)
 

@@ -14,7 +14,7 @@ from sixfold_api.gateway import Priority
 
 Flow = tuple[str, Priority]
 """A tenant's requests of one priority."""
-_WEIGHTS = {Priority.HIGH: 64.0, Priority.NORMAL: 8.0, Priority.LOW: 1.0}
+WEIGHTS = {Priority.HIGH: 8.0, Priority.NORMAL: 1.0, Priority.LOW: 0.125}
 """Under lasting overload each priority gets eight times as much as the next: High is soon, Low isn't never."""
 
 
@@ -36,7 +36,7 @@ class Shares(Mapping[Flow, float]):
 
     def charge(self, flow: Flow, tokens: int) -> None:
         """A request of this flow goes to an engine."""
-        self._got[flow] = self[flow] + tokens / _WEIGHTS[flow[1]]
+        self._got[flow] = self[flow] + tokens / WEIGHTS[flow[1]]
 
     def follow(self, waiting: Collection[Flow]) -> None:
         """These wait now, before anything is sent: time goes on to the one that got least."""
