@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,7 @@ from sixfold_runtime.engine.kv_codec import (
     BadBlockError,
     BlockShape,
     Quantised,
+    check_block,
     decode_block,
     dequantise,
     encode_blocks,
@@ -39,9 +41,14 @@ def encoded() -> list[bytes]:
     return list(encode_blocks(*tensors(), NAMES, IDS))
 
 
+def decode(value: bytes, name: bytes = NAMES[0], shape: BlockShape = SHAPE, ids: Sequence[int] = IDS[:16]) -> Quantised:
+    check_block(value, name, shape)
+    return decode_block(value, shape, ids)
+
+
 def decoded(values: list[bytes]) -> list[Quantised]:
     return [
-        decode_block(value, name, SHAPE, IDS[16 * index : 16 * index + 16])
+        decode(value, name, SHAPE, IDS[16 * index : 16 * index + 16])
         for index, (value, name) in enumerate(zip(values, NAMES, strict=True))
     ]
 
@@ -108,18 +115,18 @@ def test_what_is_not_finite_is_not_kept_and_what_is_before_it_is(bad: float) -> 
 )
 def test_other_bytes_are_refused_with_a_reason(value: bytes, reason: str) -> None:
     with pytest.raises(BadBlockError, match=reason):
-        decode_block(value, NAMES[0], SHAPE, IDS[:16])
+        decode(value)
 
 
 def test_another_models_block_is_refused() -> None:
     with pytest.raises(BadBlockError, match="shape"):
-        decode_block(encoded()[0], NAMES[0], BlockShape(3, 2, 8, 16), IDS[:16])
+        decode(encoded()[0], shape=BlockShape(3, 2, 8, 16))
 
 
 @given(st.binary(max_size=64) | st.builds(lambda tail: encoded()[0][:20] + tail, st.binary(max_size=SHAPE.value_bytes)))
 def test_no_bytes_at_all_do_anything_but_decode_or_be_refused(value: bytes) -> None:
     with pytest.raises(BadBlockError):
-        decode_block(value, NAMES[0], SHAPE, IDS[:16])
+        decode(value)
 
 
 @given(st.integers(0, SHAPE.value_bytes - 1), st.integers(1, 255))
@@ -127,4 +134,4 @@ def test_one_changed_byte_is_noticed(place: int, change: int) -> None:
     value = bytearray(encoded()[0])
     value[place] ^= change
     with pytest.raises(BadBlockError):
-        decode_block(bytes(value), NAMES[0], SHAPE, IDS[:16])
+        decode(bytes(value))

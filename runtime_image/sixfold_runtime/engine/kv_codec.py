@@ -104,16 +104,9 @@ def encode_blocks(
         yield content + _CHECKSUM.pack(_checksum(content, name))
 
 
-def decode_block(value: bytes, name: bytes, shape: BlockShape, token_ids: Sequence[int]) -> Quantised:
-    """A block from its bytes.
-
-    Args:
-        name: that it was found under.
-        token_ids: that it has to be for.
-
-    Raises:
-        BadBlockError: foreign, version, shape, truncated, checksum or tokens.
-    """
+def check_block(value: bytes, name: bytes, shape: BlockShape) -> None:
+    """Whether bytes are the whole block of this name. Raises BadBlockError: foreign, version, shape, truncated or
+    checksum."""
     if len(value) < _HEADER.size or value[:4] != _MAGIC:
         raise BadBlockError("truncated" if _MAGIC.startswith(value[:4]) else "foreign")
     _, version, *sizes = _HEADER.unpack_from(value)
@@ -126,8 +119,19 @@ def decode_block(value: bytes, name: bytes, shape: BlockShape, token_ids: Sequen
     content = memoryview(value)[: -_CHECKSUM.size]
     if _CHECKSUM.unpack_from(value, len(content))[0] != _checksum(content, name):
         raise BadBlockError("checksum")
+
+
+def decode_block(value: bytes, shape: BlockShape, token_ids: Sequence[int]) -> Quantised:
+    """A block from bytes that `check_block` has nothing against.
+
+    Args:
+        token_ids: that it has to be for.
+
+    Raises:
+        BadBlockError: tokens: it is for others.
+    """
     begin = _HEADER.size + 4 * shape.tokens
-    if content[_HEADER.size : begin] != array("I", token_ids).tobytes():
+    if value[_HEADER.size : begin] != array("I", token_ids).tobytes():
         raise BadBlockError("tokens")
     return _parts(value, begin, shape)
 

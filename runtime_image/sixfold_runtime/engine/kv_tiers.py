@@ -11,7 +11,7 @@ from functools import partial
 from sixfold_api.kv_reuse import KVStore as Store
 from sixfold_api.runtime_config import KVReuseConfig
 from sixfold_runtime.engine import kv_metrics as series
-from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, Quantised, decode_block
+from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, Quantised, check_block, decode_block
 from sixfold_runtime.engine.kv_gate import Gate
 from sixfold_runtime.engine.kv_memory import MemoryTier
 from sixfold_runtime.engine.kv_metrics import KVMetrics
@@ -22,7 +22,7 @@ LOOKUP_SECONDS = 0.1
 WRITE_SECONDS = 2.0
 TRIAL_SECONDS = 0.5
 ERASE_SECONDS = 30.0
-ROUND_TRIP_BYTES = 2 << 20
+ROUND_TRIP_BYTES = 1 << 20
 """Read or written at once: so the time limit is one of Redis, and not one of how long a prompt is."""
 BLOCKS_BETWEEN_TURNS = 8
 """Of the event loop, so that a long prompt doesn't hold others up."""
@@ -111,14 +111,14 @@ class Tiers:
         loss = series.MISS
         while (at := len(found.blocks)) < len(wanted.names) and not is_cancelled():
             name = wanted.names[at]
-            value = fetched.get(name) or self.memory.get(name, self._clock())
+            value = fetched.get(name) or self.memory.get(name, self._clock())  # in memory only what was checked
             if value is None:
                 fault = await self._fetch(wanted, at, fetched)
                 if name not in fetched:
                     loss = series.FAULT if fault else series.MISS
                     break
                 continue
-            block = self._decode(value, wanted, at)
+            block = self._decode(value, wanted, at, is_checked=name not in fetched)
             if block is None:
                 loss = series.CORRUPT
                 self._forget(name)
@@ -167,9 +167,11 @@ class Tiers:
         except TimeoutError:
             return
 
-    def _decode(self, value: bytes, wanted: Blocks, index: int) -> Quantised | None:
+    def _decode(self, value: bytes, wanted: Blocks, index: int, is_checked: bool) -> Quantised | None:
         try:
-            return decode_block(value, wanted.names[index], wanted.shape, wanted.ids(index))
+            if not is_checked:
+                check_block(value, wanted.names[index], wanted.shape)
+            return decode_block(value, wanted.shape, wanted.ids(index))
         except BadBlockError as bad:
             self._metrics.fault(str(bad))
             return None
@@ -264,30 +266,37 @@ class Tiers:
 
     # -- a conversation that is about to go on, and a tenant that is to be forgotten
 
-    async def prefetch(self, salt: str, conversation: str, value_bytes: int) -> None:
+    async def prefetch(self, salt: str, conversation: str, shape: BlockShape) -> None:
         """Bring what a conversation had last into memory, as far as half of it goes."""
         if self._config is None or not self._reads.lets_through:
             return
-        most = min(_MOST_NAMES, self._config.memory_bytes // 2 // value_bytes)
+        most = min(_MOST_NAMES, self._config.memory_bytes // 2 // shape.value_bytes)
         names = await self._reads.run(lambda: self._redis.recall(salt, conversation, most, LOOKUP_SECONDS))
-        now, erasures = self._clock(), self._erasures
+        now = self._clock()
         absent = [name for name in names or () if not self.memory.holds(name, now)]
-        step = max(1, ROUND_TRIP_BYTES // value_bytes)
         arrived = asyncio.Event()
         self._coming |= dict.fromkeys(absent, arrived)
         try:
-            for begin in range(0, len(absent), step):
-                values = await self._get(salt, absent[begin : begin + step], value_bytes)
-                if not values or erasures != self._erasures:
-                    return
-                for name, value in values.items():
-                    if len(value) == value_bytes:
-                        self.memory.put(name, value, salt, self._clock())
+            await self._bring(salt, absent, shape)
             self.memory.use(names or (), self._clock())
         finally:
             for name in absent:
                 self._coming.pop(name, None)
             arrived.set()
+
+    async def _bring(self, salt: str, names: Sequence[bytes], shape: BlockShape) -> None:
+        step, erasures = max(1, ROUND_TRIP_BYTES // shape.value_bytes), self._erasures
+        for begin in range(0, len(names), step):
+            values = await self._get(salt, names[begin : begin + step], shape.value_bytes)
+            if not values or erasures != self._erasures:
+                return
+            for name, value in values.items():
+                try:
+                    check_block(value, name, shape)
+                except BadBlockError as bad:
+                    self._metrics.fault(str(bad))
+                    return
+                self.memory.put(name, value, salt, self._clock())
 
     async def erase(self, salt: str) -> tuple[int, str]:
         """Forget all of a tenant; how many blocks that were, and why some may be left."""
