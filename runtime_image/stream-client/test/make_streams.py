@@ -13,7 +13,7 @@ from sixfold_runtime.gateway.dictionary import Dictionary
 from sixfold_runtime.gateway.stream_encoding import Encoding
 from sixfold_runtime.modes.streaming import Form
 
-WORDS = "Der Käse 是 an old 🧀 friend; er reist mit 龍 and two – three words more.".split(" ")
+WORDS = ["Der", "Käse", "是", "an", "old", "🧀", "friend;", "er", "reist", "mit", "龍", "and", "two", "words", "more."]
 
 
 def answer(count: int) -> list[str]:

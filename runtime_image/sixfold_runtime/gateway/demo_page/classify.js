@@ -77,7 +77,7 @@ function scores({ scores }) {
 }
 
 function words(tokens) {
-  const named = tokens.filter((word) => word.label !== "O");
+  const named = tokens.filter((word) => !/^(o|other)$/i.test(word.label));
   const chips = named.map((word) => element("span", "chip good", `${word.text} · ${word.label}`));
   return element("p", "chips", ...(chips.length > 0 ? chips : [element("span", "chip", "nothing found")]));
 }
