@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from math import inf
 from typing import Any, TypeVar
 
@@ -74,50 +73,58 @@ class StalledError(Exception):
     """The client reads nothing, or next to nothing."""
 
 
-class _Waiting:
-    """Events between the one who makes them and the socket.
+class _Outlet:
+    """Sends events at once while they come slowly, and together while they come fast or the client is slow.
 
-    Bounded: no event is made while MAX_WAITING_BYTES wait, so an answer that nobody reads doesn't pile up here.
+    Bounded: `put` returns when less than MAX_WAITING_BYTES wait, so an answer that nobody reads doesn't pile up here.
     """
 
-    def __init__(self) -> None:
-        self.ended = False
-        self._events: list[bytes] = []
-        self._bytes = 0
-        self._some = asyncio.Event()
-        self._no_more = asyncio.Event()
-        self._room = asyncio.Event()
+    def __init__(self, write: Callable[[list[bytes], bool], Awaitable[None]]) -> None:
+        """`write(events, is_last)` returns when the socket takes more."""
+        self._write = write
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._sent_seconds = -inf
+        self._later: asyncio.Task[None] | None = None
+        self._is_ending = self._is_ended = False
 
     async def put(self, event: bytes) -> None:
-        self._events.append(event)
-        self._bytes += len(event)
-        self._some.set()
-        if self._bytes >= MAX_WAITING_BYTES:
-            self._room.clear()
-            self._no_more.set()
-            await self._room.wait()
+        """Raises what `write` raised."""
+        self._waiting.append(event)
+        self._waiting_bytes += len(event)
+        if self._later is not None:
+            if not self._later.done() and self._waiting_bytes < MAX_WAITING_BYTES:
+                return
+            await self._later
+            self._later = None
+        if wait_seconds(self._sent_seconds, time.monotonic()) > 0:
+            self._later = asyncio.create_task(self._flush_later())
+        elif self._waiting:
+            await self._flush()
 
-    def end(self) -> None:
-        self.ended = True
-        self._some.set()
-        self._no_more.set()
+    async def end(self) -> None:
+        """Send what waits, and the end. Raises what `write` raised."""
+        self._is_ending = True
+        if self._later is not None:
+            await self._later
+        if not self._is_ended:
+            await self._flush()
 
-    async def some(self) -> None:
-        """Return when an event waits or none will come."""
-        await self._some.wait()
+    async def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            await asyncio.gather(self._later, return_exceptions=True)
 
-    async def no_more(self, seconds: float) -> None:
-        """Return when no further event can come for now, or after `seconds`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._no_more.wait()
+    async def _flush_later(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(wait_seconds(self._sent_seconds, time.monotonic()))
+            await self._flush()
 
-    def take(self) -> list[bytes]:
-        events, self._events, self._bytes = self._events, [], 0
-        self._some.clear()
-        self._no_more.clear()
-        self._room.set()
-        return events
+    async def _flush(self) -> None:
+        events, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._is_ended = self._is_ending
+        await self._write(events, self._is_ended)
+        self._sent_seconds = time.monotonic()
 
 
 class EventStream(Response):
@@ -144,6 +151,7 @@ class EventStream(Response):
         self._events = events
         self._exchange = exchange
         self._stall_seconds = stall_seconds
+        self._is_sent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -153,49 +161,42 @@ class EventStream(Response):
             self._exchange.metrics.streams.cut()
             self._exchange.client_left = True
         except (ClientLeftError, OSError):
-            self._exchange.client_left = True
+            self._exchange.client_left = (
+                not self._is_sent
+            )  # servers report a whole answer's end as the client's leaving
         finally:
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        waiting = _Waiting()
-        filling = asyncio.create_task(self._fill(waiting))
-        last_sent_seconds = -inf
-        is_last = False
+        outlet = _Outlet(lambda events, is_last: self._write(send, events, is_last))
         try:
-            while not is_last:
-                await waiting.some()
-                if pause := wait_seconds(last_sent_seconds, time.monotonic()):
-                    await waiting.no_more(pause)
-                is_last = waiting.ended
-                await self._flush(send, waiting.take(), is_last)
-                last_sent_seconds = time.monotonic()
+            async for data in self._events_or_error():
+                await outlet.put(data)
+            await outlet.end()
         finally:
-            filling.cancel()
-            await asyncio.gather(filling, return_exceptions=True)
+            await outlet.close()
 
-    async def _fill(self, waiting: _Waiting) -> None:
+    async def _events_or_error(self) -> AsyncGenerator[bytes, None]:
         try:
             async for data in self._events:
-                await waiting.put(data)
+                yield data
         except ApiError as error:
             self._exchange.error_code = error.code
-            await waiting.put(event(error.body()))
+            yield event(error.body())
         except Exception:
             log.exception("request %s failed in mid-stream", self._exchange.id)
             ours = internal_error(self._exchange.id)
             self._exchange.error_code = ours.code
-            await waiting.put(event(ours.body()))
-        finally:
-            waiting.end()
+            yield event(ours.body())
 
-    async def _flush(self, send: Send, events: list[bytes], is_last: bool) -> None:
+    async def _write(self, send: Send, events: list[bytes], is_last: bool) -> None:
         data = b"".join(events)
         body = self._encoder.encode(data, is_last)
         self._exchange.metrics.streams.sent(self._form, len(events), len(data), len(body))
         try:
             async with asyncio.timeout(self._stall_seconds):
                 await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            self._is_sent = is_last
         except TimeoutError:
             raise StalledError from None

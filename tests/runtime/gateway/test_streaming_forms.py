@@ -135,7 +135,7 @@ def test_a_stream_that_was_cut_is_an_error(gateway: Any) -> None:
         with pytest.raises(httpx.RemoteProtocolError, match="was cut"):
             read(body[:cut])
     with pytest.raises(httpx.RemoteProtocolError, match="doesn't decode"):
-        read(body[: len(body) // 2] + b"data: ???\n\n")
+        read(body[: len(body) // 2] + b"\n\ndata: ???\n\n")
 
 
 @pytest.mark.parametrize("asked", ["zstd", "sse-brotli", "sse-zstd; dictionary=12"])
