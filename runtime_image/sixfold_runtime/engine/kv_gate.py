@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from sixfold_runtime.engine.kv_breaker import Breaker
-from sixfold_runtime.engine.kv_redis import RedisFault
+from sixfold_runtime.engine.kv_fault import RedisFault
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from redis import exceptions
 from redis.asyncio import RedisCluster
 
 from sixfold_runtime.engine.kv_address import AddressError, RedisAddress, connect, disconnect, read_address
+from sixfold_runtime.engine.kv_fault import RedisFault, all_done, as_fault, strings
 
 Client = Any
 """Redis or RedisCluster: what their methods say that they return is true of neither."""
@@ -32,28 +31,6 @@ _ADDRESS_SECONDS = 5.0
 _SCAN_COUNT = 1000
 _TRIM_COUNT = 256
 _NAME_BYTES = 32
-_REASONS: tuple[tuple[type[BaseException], str], ...] = (
-    (exceptions.TimeoutError, "timeout"),
-    (TimeoutError, "timeout"),
-    (exceptions.OutOfMemoryError, "full"),
-    (exceptions.ReadOnlyError, "readonly"),
-    (exceptions.BusyLoadingError, "loading"),
-    (exceptions.AuthenticationError, "authentication"),
-    (exceptions.NoPermissionError, "permission"),
-    (exceptions.AuthorizationError, "permission"),
-    (exceptions.ClusterDownError, "cluster"),
-    (exceptions.RedisClusterException, "cluster"),
-    (exceptions.ConnectionError, "connection"),
-    (OSError, "connection"),
-)
-
-
-class RedisFault(Exception):  # noqa: N818 - a fault is what it is
-    """Redis can't do it now. `reason` is one word for a metric; the message is for people and without secrets."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class RedisTier:
@@ -83,7 +60,7 @@ class RedisTier:
             for name in names:
                 pipeline.getrange(self._key(salt, name), 0, value_bytes)  # one byte more than there should be
             values = await pipeline.execute(raise_on_error=False)
-        return [b"" if isinstance(value, Exception) else value for value in _raise_faults(values)]
+        return strings(values)
 
     async def put(
         self, salt: str, blocks: Mapping[bytes, bytes], ttl_seconds: float, max_bytes: int, limit_seconds: float
@@ -95,7 +72,7 @@ class RedisTier:
             pipeline = client.pipeline(transaction=False)
             for name, value in blocks.items():
                 pipeline.set(self._key(salt, name), value, px=ttl_milliseconds)
-            _raise_all(await pipeline.execute(raise_on_error=False))
+            all_done(await pipeline.execute(raise_on_error=False))
             # Now and not before: what isn't there must not count. What isn't counted goes when its time is over.
             added = await client.zadd(self._index, _scores(salt, list(blocks), size, ttl_seconds))
             total = await self._count(client, added, size)
@@ -110,7 +87,7 @@ class RedisTier:
             pipeline = client.pipeline(transaction=False)
             for name in names:
                 pipeline.pexpire(self._key(salt, name), int(ttl_seconds * 1000))
-            there = _raise_all(await pipeline.execute(raise_on_error=False))
+            there = all_done(await pipeline.execute(raise_on_error=False))
             kept = [name for name, is_there in zip(names, there, strict=True) if is_there]
             if kept:
                 await client.zadd(self._index, _scores(salt, kept, value_bytes, ttl_seconds), xx=True)
@@ -188,7 +165,7 @@ class RedisTier:
             raise RedisFault("address", str(error)) from None
         except Exception as error:
             self._checked_seconds = float("-inf")
-            raise _fault(error) from error
+            raise as_fault(error) from error
 
     async def _current(self) -> Client:
         """The client for what the folder says."""
@@ -219,7 +196,7 @@ class RedisTier:
         pipeline = client.pipeline(transaction=False)
         for member in members:
             pipeline.zrem(self._index, member)
-        removed = _raise_all(await pipeline.execute(raise_on_error=False))
+        removed = all_done(await pipeline.execute(raise_on_error=False))
         size = sum(_size(member) for member, count in zip(members, removed, strict=True) if count)
         await client.decrby(self._total, size)
         return size
@@ -265,7 +242,7 @@ async def _unlink(client: Client, keys: Sequence[bytes], prefix_bytes: int = 0) 
     pipeline = client.pipeline(transaction=False)
     for key in keys:
         pipeline.execute_command("UNLINK", key)  # each by itself: those of a cluster lie on different nodes
-    removed = _raise_all(await pipeline.execute(raise_on_error=False))
+    removed = all_done(await pipeline.execute(raise_on_error=False))
     tails = [key[prefix_bytes:].decode("ascii", "replace") for key, count in zip(keys, removed, strict=True) if count]
     return {bytes.fromhex(tail) for tail in tails if len(tail) == 2 * _NAME_BYTES and _is_hex(tail)}
 
@@ -287,31 +264,3 @@ def _scores(salt: str, names: Sequence[bytes], size: int, ttl_seconds: float) ->
 def _size(member: bytes) -> int:
     digits = member.rpartition(b":")[2]
     return int(digits) if digits.isdigit() else 0
-
-
-def _raise_all(results: list[Any]) -> list[Any]:
-    """Raise the first error among a pipeline's results."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
-
-
-def _raise_faults(results: list[Any]) -> list[Any]:
-    """As `_raise_all`, but a key of another type is no fault of Redis."""
-    _raise_all([result for result in results if not str(result).startswith("WRONGTYPE")] if _has_error(results) else [])
-    return results
-
-
-def _has_error(results: list[Any]) -> bool:
-    return any(isinstance(result, Exception) for result in results)
-
-
-def _fault(error: Exception) -> RedisFault:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLError):
-            return RedisFault("tls", f"no TLS connection: {cause.reason or type(cause).__name__}")
-        cause = cause.__cause__ or cause.__context__
-    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "other")
-    return RedisFault(reason, "it doesn't answer in time" if reason == "timeout" else str(error))

@@ -6,30 +6,25 @@ Redis are misses: no method raises because of them.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from sixfold_api.runtime_config import KVReuseConfig
 from sixfold_runtime.engine import kv_metrics as series
-from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, dequantise, encode_blocks
+from sixfold_runtime.engine.kv_blocks import Blocks
+from sixfold_runtime.engine.kv_codec import BlockShape, dequantise
 from sixfold_runtime.engine.kv_metrics import KVMetrics
 from sixfold_runtime.engine.kv_redis import RedisTier
-from sixfold_runtime.engine.kv_tiers import BLOCKS_BETWEEN_TURNS, Blocks, Tiers
+from sixfold_runtime.engine.kv_thread import LoopThread
+from sixfold_runtime.engine.kv_tiers import Tiers
+from sixfold_runtime.engine.kv_writer import Erase, Keep, Writer
 from sixfold_runtime.modes.kv_reuse import Scope, chain
 
-log = logging.getLogger(__name__)
-
-QUEUE_BYTES = 256 << 20
-"""Of keys and values that wait to be kept; what doesn't fit isn't kept."""
 CLOSE_SECONDS = 5.0
 
 
@@ -69,27 +64,6 @@ class Lookup:
         self.is_cancelled = True
 
 
-@dataclass(frozen=True, eq=False)
-class _Keep:
-    scope: Scope
-    token_ids: list[int]
-    first_block: int
-    keys: torch.Tensor
-    values: torch.Tensor
-    conversation: str
-    ready: torch.cuda.Event | None
-
-    @property
-    def size_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
-
-@dataclass(frozen=True, eq=False)
-class _Erase:
-    salt: str
-    done: Callable[[int, str], None]
-
-
 class KVStore:
     """All methods are for the engine's thread, and none of them waits, except `settle` and `close`."""
 
@@ -110,19 +84,11 @@ class KVStore:
             pin_memory: of what is found, so that it is copied to a GPU without waiting.
         """
         policy = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self._metrics, self._pin_memory, self._clock = metrics, pin_memory, clock
+        self._metrics, self._pin_memory = metrics, pin_memory
         self._tiers = Tiers(RedisTier(redis_directory, policy, clock), metrics, clock)
+        self._writer = Writer(self._tiers, metrics)
+        self._thread = LoopThread("kv-store", lambda: metrics.fault("internal"), self._tiers.close)
         self._config: KVReuseConfig | None = None
-        self._lock = threading.Lock()
-        self._queued_bytes = 0
-        self._unfinished = 0
-        self._is_settled = threading.Event()
-        self._is_settled.set()
-        self._erased: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue: asyncio.Queue[_Keep | _Erase] = asyncio.Queue()
-        self._thread: threading.Thread | None = None
         metrics.watch_memory(lambda: self._tiers.memory.size_bytes)
 
     @property
@@ -135,8 +101,8 @@ class KVStore:
         if config == self._config:
             return
         self._config = config
-        if config is not None or self._loop is not None:
-            self._start(self._tiers.follow(config))
+        if config is not None or self._thread.is_running:
+            self._thread.start(self._tiers.follow(config))
 
     # -- finding
 
@@ -153,7 +119,9 @@ class KVStore:
             self._metrics.blocks(series.MISS if not self.problem else series.FAULT, len(names))
             lookup.is_done = True
         else:
-            self._start(self._find(lookup, Blocks(scope.salt, names, _shape(scope), token_ids), scope.dtype, wake))
+            self._thread.start(
+                self._find(lookup, Blocks(scope.salt, names, _shape(scope), token_ids), scope.dtype, wake)
+            )
         return lookup
 
     def skip(self, scope: Scope, token_ids: Sequence[int]) -> None:
@@ -169,7 +137,8 @@ class KVStore:
     def prefetch(self, scope: Scope, conversation: str) -> None:
         """A request of this conversation is on its way: bring what it had last into memory."""
         if self._config is not None and conversation:
-            self._start(self._tiers.prefetch(scope.salt, _conversation(scope, conversation), _shape(scope).value_bytes))
+            talk = _conversation(scope, conversation)
+            self._thread.start(self._tiers.prefetch(scope.salt, talk, _shape(scope)))
 
     async def _find(self, lookup: Lookup, wanted: Blocks, dtype: str, wake: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -178,9 +147,6 @@ class KVStore:
             if found.blocks and not lookup.is_cancelled:
                 keys, values = dequantise(found.blocks, getattr(torch, dtype), self._pin_memory)
                 lookup.prefix = Prefix(keys.shape[2], keys, values, found.from_memory, found.from_redis)
-        except Exception:
-            log.exception("a lookup of keys and values failed")
-            self._metrics.fault("internal")
         finally:
             lookup.seconds = time.perf_counter() - began
             self._metrics.seconds(series.LOOKUP, lookup.seconds)
@@ -212,14 +178,12 @@ class KVStore:
         """
         if self._config is None:
             return
-        job = _Keep(scope, list(token_ids), first_token // scope.block_tokens, keys, values, conversation, ready)
-        with self._lock:
-            fits = self._queued_bytes + job.size_bytes <= QUEUE_BYTES
-            self._queued_bytes += job.size_bytes if fits else 0
-        if fits:
-            self._enqueue(job)
-        else:
-            self._metrics.bytes(series.DROPPED, job.size_bytes)
+        first, step = first_token // scope.block_tokens, scope.block_tokens
+        whole = first + min(keys.shape[2], len(token_ids) - first_token) // step
+        blocks = Blocks(scope.salt, chain(scope, token_ids[: whole * step]), _shape(scope), token_ids[: whole * step])
+        talk = _conversation(scope, conversation) if conversation else ""
+        if whole > first:
+            self._do(Keep(blocks, first, keys, values, talk, ready))
 
     def erase(self, salt: str, done: Callable[[int, str], None]) -> None:
         """Forget everything of a tenant, here and in Redis.
@@ -228,116 +192,21 @@ class KVStore:
             salt: from `tenant_salt`.
             done: gets, in the store's thread, how many blocks that were, and why some may be left.
         """
-        with self._lock:
-            self._erased[salt] = self._erased.get(salt, 0) + 1
-        self._enqueue(_Erase(salt, done))
+        self._do(Erase(salt, done))
 
     def settle(self, seconds: float) -> bool:
         """Wait until all that was given is kept, at most so long; whether it is."""
-        return self._is_settled.wait(seconds)
+        return self._writer.wait_idle(seconds)
 
     def close(self) -> None:
         """Keep what was given, for a few seconds at most, and end the thread."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
         self.settle(CLOSE_SECONDS)
-        self._config, self._loop, self._thread = None, None, None
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(CLOSE_SECONDS)
+        self._config = None
+        self._thread.close()
 
-    def _enqueue(self, job: _Keep | _Erase) -> None:
-        with self._lock:
-            self._unfinished += 1
-            self._is_settled.clear()
-        self._running_loop().call_soon_threadsafe(self._queue.put_nowait, job)
-
-    async def _work(self) -> None:
-        """Keep and erase, one after the other, so that nothing is kept after it was erased."""
-        while True:
-            job = await self._queue.get()
-            try:
-                if isinstance(job, _Erase):
-                    await self._erase(job)
-                elif not self._erased.get(job.scope.salt):  # what waited when its tenant was erased isn't kept
-                    await self._keep(job)
-            except Exception:
-                log.exception("keys and values can't be kept or erased")
-                self._metrics.fault("internal")
-            finally:
-                with self._lock:
-                    self._queued_bytes -= job.size_bytes if isinstance(job, _Keep) else 0
-                    self._unfinished -= 1
-                    if not self._unfinished:
-                        self._is_settled.set()
-
-    async def _erase(self, job: _Erase) -> None:
-        blocks, error = 0, "it failed, see the engine's log"
-        try:
-            blocks, error = await self._tiers.erase(job.salt)
-        finally:
-            with self._lock:
-                self._erased[job.salt] -= 1
-            job.done(blocks, error)
-
-    async def _keep(self, job: _Keep) -> None:
-        if self._config is None:
-            return
-        if job.ready is not None:
-            await asyncio.to_thread(job.ready.synchronize)
-        began, shape = time.perf_counter(), _shape(job.scope)
-        count = job.keys.shape[2] // shape.tokens
-        kept = (job.first_block + count) * shape.tokens
-        names = chain(job.scope, job.token_ids[:kept])
-        new, first, span = names[job.first_block :], job.first_block * shape.tokens, len(names) * shape.tokens
-        if not new:
-            return
-        values: list[bytes] = []
-        size = len(new) * shape.tokens
-        try:
-            blocks = encode_blocks(job.keys[:, :, :size], job.values[:, :, :size], new, job.token_ids[first:span])
-            for value in blocks:
-                values.append(value)
-                if len(values) % BLOCKS_BETWEEN_TURNS == 0:
-                    await asyncio.sleep(0)
-        except BadBlockError as bad:
-            self._metrics.fault(str(bad))
-        conversation = _conversation(job.scope, job.conversation) if job.conversation else ""
-        await self._tiers.keep(
-            Blocks(job.scope.salt, names, shape, job.token_ids), job.first_block, values, conversation
-        )
-        self._metrics.seconds(series.WRITE, time.perf_counter() - began)
-
-    # -- thread
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="kv-store", daemon=True)
-            self._thread.start()
-            self._start(self._work())
-        return self._loop
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done in the store's thread."""
-
-        def begin() -> None:
-            task = loop.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        loop = self._running_loop()
-        loop.call_soon_threadsafe(begin)
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        try:
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(self._tiers.close())
-        finally:
-            loop.close()
+    def _do(self, job: Keep | Erase) -> None:
+        if self._writer.admit(job):
+            self._thread.start(self._writer.do(job))
 
 
 def _shape(scope: Scope) -> BlockShape:

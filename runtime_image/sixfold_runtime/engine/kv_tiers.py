@@ -3,64 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from sixfold_api.kv_reuse import KVStore as Store
 from sixfold_api.runtime_config import KVReuseConfig
 from sixfold_runtime.engine import kv_metrics as series
+from sixfold_runtime.engine.kv_blocks import Blocks, Found, StoredNames
 from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, Quantised, check_block, decode_block
+from sixfold_runtime.engine.kv_fault import RedisFault
 from sixfold_runtime.engine.kv_gate import Gate
 from sixfold_runtime.engine.kv_memory import MemoryTier
 from sixfold_runtime.engine.kv_metrics import KVMetrics
-from sixfold_runtime.engine.kv_redis import RedisFault, RedisTier
+from sixfold_runtime.engine.kv_redis import RedisTier
 
 LOOKUP_SECONDS = 0.1
 """A request waits no longer for a round trip."""
 WRITE_SECONDS = 2.0
-TRIAL_SECONDS = 0.5
+TRIAL_SECONDS = 1.0
 ERASE_SECONDS = 30.0
 ROUND_TRIP_BYTES = 1 << 20
 """Read or written at once: so the time limit is one of Redis, and not one of how long a prompt is."""
 BLOCKS_BETWEEN_TURNS = 8
 """Of the event loop, so that a long prompt doesn't hold others up."""
 _MOST_NAMES = 4096
-_MOST_STORED = 200_000
-_RENEW_SHARE = 0.1
-"""Of the TTL: what was used so shortly ago isn't renewed again."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Successive blocks of a prompt from its first token on."""
-
-    salt: str
-    names: Sequence[bytes]
-    shape: BlockShape
-    token_ids: Sequence[int]
-
-    def ids(self, index: int) -> Sequence[int]:
-        return self.token_ids[index * self.shape.tokens : (index + 1) * self.shape.tokens]
-
-
-@dataclass
-class Found:
-    blocks: list[Quantised] = field(default_factory=list)
-    from_memory: int = 0
-    from_redis: int = 0
 
 
 class Tiers:
-    """Used from one event loop; `knows`, `is_empty` and `problem` may be asked from any thread."""
+    """Used from one event loop; `knows`, `may_have` and `problem` may be asked from any thread."""
 
     def __init__(self, redis: RedisTier, metrics: KVMetrics, clock: Callable[[], float]) -> None:
         self._redis, self._metrics, self._clock = redis, metrics, clock
         self._config: KVReuseConfig | None = None
         self.memory = MemoryTier()
-        self._stored: OrderedDict[bytes, float] = OrderedDict()
-        """When blocks that are in Redis were written or renewed."""
+        self._stored = StoredNames()
         self._coming: dict[bytes, asyncio.Event] = {}
         """Blocks that a prefetch is about to bring."""
         self._erasures = 0
@@ -77,7 +53,9 @@ class Tiers:
 
     async def follow(self, config: KVReuseConfig | None) -> None:
         self._config = config
-        self.memory.configure(config.memory_bytes if config else 0, config.ttl_seconds if config else 0.0)
+        ttl_seconds = config.ttl_seconds if config else 0.0
+        self.memory.configure(config.memory_bytes if config else 0, ttl_seconds)
+        self._stored.configure(ttl_seconds)
         if config is not None and config.store is Store.REDIS:
             self._reads.watch()
             self._writes.watch()
@@ -92,11 +70,9 @@ class Tiers:
 
     def knows(self, names: Sequence[bytes]) -> int:
         """How many of the first blocks are kept, as far as this pod knows, and needn't be kept again."""
-        now, config = self._clock(), self._config
+        now = self._clock()
         for index, name in enumerate(names):
-            stored = self._stored.get(name)
-            is_stored = stored is not None and config is not None and stored + config.ttl_seconds > now
-            if not (is_stored or self.memory.holds(name, now)):
+            if not (self._stored.holds(name, now) or self.memory.holds(name, now)):
                 return index
         return len(names)
 
@@ -154,9 +130,7 @@ class Tiers:
         if values is None:
             return None
         there = {name: value for name, value in zip(names, values, strict=True) if value}
-        for name in names:
-            if name not in there:
-                self._stored.pop(name, None)
+        self._stored.forget(name for name in names if name not in there)
         self._metrics.bytes(series.READ, sum(map(len, there.values())))
         return there
 
@@ -179,15 +153,14 @@ class Tiers:
     def _forget(self, name: bytes) -> None:
         """A block that is no good: whoever computes it next will keep it again."""
         self.memory.discard(name)
-        self._stored.pop(name, None)
+        self._stored.forget([name])
 
     def _note_use(self, wanted: Blocks, found: Found, fetched: dict[bytes, bytes]) -> None:
         now, used = self._clock(), wanted.names[: len(found.blocks)]
         for name in reversed(used):
             if name in fetched:
                 self.memory.put(name, fetched[name], wanted.salt, now)
-        # Known to be there, and to be renewed.
-        self._note_stored([name for name in used if name in fetched and name not in self._stored], self._recent(now))
+        self._stored.seen((name for name in used if name in fetched), now)
         self.memory.use(used, now)
 
     def _count(self, found: Found, whole: int, loss: str) -> None:
@@ -221,7 +194,7 @@ class Tiers:
         config, now = self._config, self._clock()
         if config is None or not self._writes.lets_through:
             return
-        names = [name for name in used.names[:count] if self._stored.get(name, float("-inf")) <= self._recent(now)]
+        names = self._stored.due(used.names[:count], now)
         size = used.shape.value_bytes
         if not names:
             return
@@ -229,7 +202,7 @@ class Tiers:
             lambda: self._redis.renew(used.salt, names, size, config.ttl_seconds, WRITE_SECONDS)
         )
         if lost is not None:
-            self._note_stored(set(names) - set(lost), now)
+            self._stored.renewed(set(names) - set(lost), now)
             again = {name: self.memory.get(name, now) for name in lost}
             await self._write(used, {name: value for name, value in again.items() if value is not None})
 
@@ -244,20 +217,9 @@ class Tiers:
             )
             if evicted is None:
                 return
-            self._note_stored(batch, self._clock())
+            self._stored.renewed(batch, self._clock())
             self._metrics.bytes(series.WRITTEN, sum(map(len, batch.values())))
             self._metrics.bytes(series.EVICTED, evicted)
-
-    def _recent(self, now: float) -> float:
-        """What was renewed since then isn't renewed again."""
-        return now - (self._config.ttl_seconds * _RENEW_SHARE if self._config is not None else 0.0)
-
-    def _note_stored(self, names: Iterable[bytes], seconds: float) -> None:
-        for name in names:
-            self._stored[name] = seconds
-            self._stored.move_to_end(name)
-        while len(self._stored) > _MOST_STORED:
-            self._stored.popitem(last=False)
 
     def _reads_changed(self, is_up: bool) -> None:
         self._metrics.redis_up(is_up)
@@ -310,8 +272,7 @@ class Tiers:
             except RedisFault as fault:
                 self._metrics.fault(fault.reason)
                 error = f"blocks may be left in Redis until their time is over: {fault}"
-        for name in names:
-            self._stored.pop(name, None)
+        self._stored.forget(names)
         return len(names), error
 
     @property

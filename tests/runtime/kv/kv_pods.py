@@ -39,15 +39,14 @@ class Pod:
         self._registry = CollectorRegistry()
         self.store = KVStore(identity, directory, KVMetrics(KVSeries(self._registry), LABELS))
         self.store.follow(config)
-        self._begun = config
 
     def up(self) -> Pod:
         """Wait until Redis is used."""
-        wait_until("Redis is used", lambda: self.number("redis_up") == 1 and not self.store.problem, 5)
+        wait_until("Redis is used", lambda: self.number("redis_up") == 1 and not self.store.problem)
         return self
 
     def down(self) -> Pod:
-        wait_until("Redis isn't used", lambda: self.number("redis_up") == 0 and bool(self.store.problem), 5)
+        wait_until("Redis isn't used", lambda: self.number("redis_up") == 0 and bool(self.store.problem))
         return self
 
     def number(self, name: str, **labels: str) -> float:
