@@ -22,7 +22,8 @@ export function startChat(client, settings) {
     if (text === "" || running !== null) return;
     byId("prompt").value = "";
     clearEmpty("empty");
-    messages.push({ role: "user", content: text });
+    const turns = messages; // "New chat" may replace them meanwhile
+    turns.push({ role: "user", content: text });
     addMessage("user", "You", text);
     const view = new AnswerView();
     running = new AbortController();
@@ -39,7 +40,8 @@ export function startChat(client, settings) {
         view.fail(error);
       }
     } finally {
-      if (view.text !== "") messages.push({ role: "assistant", content: view.text });
+      if (view.text !== "") turns.push({ role: "assistant", content: view.text });
+      else turns.pop(); // templates want roles to take turns
       running = null;
       setBusy(false);
     }
