@@ -67,6 +67,16 @@ class Scheduling(RuleBasedStateMachine):
             if key in keys:
                 keys.remove(key)
 
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def find_the_beginning(self, data: st.DataObject) -> None:
+        """Of a prompt that waits: less of it has to be computed, and it keeps its place."""
+        key = data.draw(st.sampled_from(self.queued))
+        entry = self.entries[key]
+        left = data.draw(st.integers(1, entry.prompt_tokens))
+        self.entries[key] = Entry(key, left, entry.total_tokens)
+        self.scheduler.amend(self.entries[key])
+
     @rule()
     def cancel_unknown(self) -> None:
         self.scheduler.cancel(-1)

@@ -24,8 +24,9 @@ from sixfold_api.runtime_config import (
     SpeculativeConfig,
     SubgraphsConfig,
     TaskConfig,
+    WeightSet,
 )
-from sixfold_api.scalars import Task
+from sixfold_api.scalars import FullWeights, Task
 from sixfold_runtime.engine import kv_queue
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.errors import ModelLoadError
@@ -43,6 +44,8 @@ from sixfold_runtime.engine.slice_file import slice_path, write_slice
 from sixfold_runtime.engine.slice_loader import TrunkFolder
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.weight_files import ContentDigest, WeightFiles
+from sixfold_runtime.engine.weight_loader import Place
+from sixfold_runtime.engine.weight_sets import WeightSets
 from sixfold_runtime.settings import RuntimeSettings
 
 CPU = torch.device("cpu")
@@ -69,6 +72,17 @@ def draft(tmp_path_factory: pytest.TempPathFactory, new_decoder: Callable[..., P
     """A part of the target, so that some of its tokens are accepted."""
     folder = new_decoder(tmp_path_factory.mktemp("draft"), num_hidden_layers=1)
     return load(ServedModel(name="draft", task=Task.GENERATION, path=str(folder)), CPU)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[LoadedModel, LoadedModel]:
+    """The example pair: trained for each other, most drafted tokens are accepted."""
+    folder = Path(__file__).parents[3] / "examples" / "models"
+    chat, chat_draft = (
+        load(ServedModel(name=name, task=Task.GENERATION, path=str(folder / name)), CPU)
+        for name in ("chat", "chat-draft")
+    )
+    return chat, chat_draft
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +274,31 @@ def test_the_answer_is_kept_too(scene: Scene, decoder: LoadedModel) -> None:
     answer = continued_ids(decoder, prompt, None, 30)
     prefix = scene.found(runner, [*prompt, *answer, *tokens(20)])
     assert prefix is not None and prefix.tokens == 48, "whole blocks; the last token of an answer was never fed"
+
+
+@pytest.mark.parametrize("pipeline", [None, PIPELINE], ids=["inline", "pipeline"])
+@pytest.mark.parametrize("length", [25, 26, 27, 28])
+def test_what_is_kept_is_what_the_context_has(
+    length: int, pipeline: SamplerPipelineConfig | None, scene: Scene, pair: tuple[LoadedModel, LoadedModel]
+) -> None:
+    """Wherever in a draft the answer ends, rejected tokens are none of it."""
+    target, draft = pair
+    scene.set(speculative=SPECULATIVE, sampler_pipeline=pipeline)
+    runner = scene.start(target, draft=draft)
+    prompt = target.tokenizer.tokenizer.encode("ROMEO:\nI come with letters from the king").ids
+    for mate in range(2):
+        scene.submit(runner, f"mate{mate}", prompt[: 9 + mate], max_tokens=15)
+    done = scene.ask(runner, "a", prompt, max_tokens=length)
+    assert done.completion_tokens == length and 0 < done.accepted_tokens < done.drafted_tokens
+    context = prompt + continued_ids(target, prompt, None, length)
+    prefix = scene.found(runner, [*context, 5])
+    assert prefix is not None and prefix.tokens >= (len(context) - 1) // BLOCK * BLOCK
+    forward = make_forward(target)
+    cache = forward.new_cache(1)
+    forward([context], cache)
+    for kept, computed in zip((prefix.keys, prefix.values), cache.read(0, 0, prefix.tokens), strict=True):
+        # Half a step of the largest number, and what rounding in layer after layer makes of float32.
+        torch.testing.assert_close(kept, computed, rtol=0, atol=float(computed.abs().max()) / 127)
 
 
 def test_batch_mates_with_different_beginnings(scene: Scene, decoder: LoadedModel) -> None:
@@ -476,6 +515,39 @@ def test_task_slices_share_nothing(scene: Scene, decoder_folder: Path, tmp_path:
         "poem10": 0, "poem11": 32, "law10": 32, "law11": 32, "10": 32, "11": 32,
     }  # fmt: skip
     assert scene.collector.text("poem00") != scene.collector.text("poem10")
+
+
+def test_other_weights_answer_those_that_were_looked_up_for_the_old_ones(
+    scene: Scene, decoder_folder: Path, other_weights: LoadedModel
+) -> None:
+    """The level changes while a prompt waits for the keys and values of weights that it will not get."""
+    served = ServedModel(
+        name="chat",
+        task=Task.GENERATION,
+        path=str(decoder_folder),
+        quantized=WeightSet(name="chat-int4", path=other_weights.served.path),
+        full_weights=FullWeights.RESIDENT,
+    )
+    place = Place(CPU, Limits(), 0.5, lambda _: 2**32)
+    sets = WeightSets(served, place, scene.config, EngineMetrics(RuntimeSettings()), scene.woken.set, shelf=scene.shelf)
+    try:
+        prompt, cached = tokens(40), {}
+        for name, is_quantized in (("0", False), ("1", False), ("2", True), ("3", True), ("4", False)):
+            scene.wait(lambda: sets.adapt() or (sets.kv is not None and sets.kv.block_tokens > 0))
+            request = Generate(name, "chat", prompt, Sampling(max_tokens=12, temperature=0.0))
+            sets.submit((scene.collector, name), request)
+            modes = {Mode.KV_CACHE_REUSE, *([Mode.QUANTIZED] if is_quantized else [])}
+            scene.set(active_modes=tuple(modes))
+            sets.adapt()
+            while sets.running or sets.waiting:
+                scene.wait(lambda: sets.can_step)
+                scene.collector.take(sets.step())
+            assert scene.shelf.store.settle(SECONDS)
+            cached[name] = scene.collector.dones[name].cached_tokens
+        assert cached == {"0": 0, "1": 32, "2": 0, "3": 32, "4": 32}
+        assert scene.collector.text("2") == continued(other_weights, prompt, None)
+    finally:
+        sets.close()
 
 
 # -- digests
