@@ -26,7 +26,7 @@ from redis_server import RedisServer, free_port, wait_until, write_directory
 CHAT = REPOSITORY / "examples" / "models" / "chat"
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob"}
 PROMPT = "ROMEO:\nI come with letters from the king, and with much news of the war.\n" * 12
-MAX_SECONDS = 60.0
+MAX_SECONDS = 180.0
 
 
 def config(level: int = 3) -> dict[str, Any]:
