@@ -24,6 +24,8 @@ MAX_FRAME_BYTES = 64 * 2**20
 LAME_DUCK_SECONDS = 2.5
 """How long a stopping gateway, already unready, still takes new requests: load balancers learn of it a moment
 later."""
+LAST_WORDS_SECONDS = 1.0
+"""Before a stopping gateway's time is over, what still runs ends with an error that says so."""
 
 DEAF_PEER_MILLISECONDS = 90_000
 """After so long the kernel ends a connection whose peer acknowledges or reads nothing. A little more than the gateway's
@@ -119,7 +121,7 @@ def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.so
     lame_duck_seconds = min(LAME_DUCK_SECONDS, settings.drain_seconds)
 
     async def quiesce() -> None:
-        app.state.gateway.draining = True
+        app.state.gateway.drain(max(lame_duck_seconds, settings.drain_seconds - LAST_WORDS_SECONDS))
         await asyncio.sleep(lame_duck_seconds)
 
     log.info("gateway of %s/%s at %s", settings.namespace, settings.policy, _url(listener))

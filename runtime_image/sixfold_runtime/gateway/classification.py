@@ -68,7 +68,7 @@ class _Classification:
     async def answer(self) -> ClassifyAnswer:
         labelled: dict[int, LabelledText] = {}
         texts = [self._labelled(index, text) for index, text in enumerate(self._texts)]
-        async with aclosing(until(self._exchange.deadline_seconds, merge(texts))) as results:
+        async with aclosing(until(self._exchange.deadline, merge(texts))) as results:
             async for index, result in results:
                 labelled[index] = result
         return ClassifyAnswer(
@@ -91,7 +91,7 @@ class _Classification:
             buffered=True,
             slice=self.task,
             priority=self._exchange.terms.priority,
-            deadline_seconds=self._exchange.deadline_seconds,
+            deadline_seconds=self._exchange.deadline.seconds,
         )
         done: Done | None = None
         async with aclosing(self._gateway.dispatcher.events(call, self._exchange)) as events:

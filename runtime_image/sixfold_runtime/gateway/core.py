@@ -11,9 +11,10 @@ from sixfold_api.runtime_config import ModelState, PodState, Role
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.gateway.batcher import Batcher
+from sixfold_runtime.gateway.deadline import Deadlines
 from sixfold_runtime.gateway.dictionary import DictionaryFile
 from sixfold_runtime.gateway.dispatch import Dispatcher
-from sixfold_runtime.gateway.errors import ApiError
+from sixfold_runtime.gateway.errors import DEADLINE_EXCEEDED, ApiError
 from sixfold_runtime.gateway.exchange import Exchange, request_id
 from sixfold_runtime.gateway.headers import asked_terms
 from sixfold_runtime.gateway.keys import ApiKeys
@@ -44,6 +45,7 @@ class Gateway:
         self._keys = ApiKeys(settings.api_keys_directory)
         self.stream_dictionary = DictionaryFile(settings.stream_dictionary_directory)
         self._limiter = RateLimiter()
+        self._deadlines = Deadlines()
 
     async def run(self) -> None:
         """Follow engines and keys until cancelled. The configuration is followed by whoever made the store."""
@@ -53,7 +55,14 @@ class Gateway:
             tasks.create_task(self._keys.run())
 
     def begin(self, header: str, path: str) -> Exchange:
-        return Exchange(request_id(header), self.metrics, self.config.current.stable.level, path)
+        stable = self.config.current.stable
+        deadline = self._deadlines.begin(time.monotonic() + stable.request_limits.timeout_seconds)
+        return Exchange(request_id(header), self.metrics, stable.level, path, deadline)
+
+    def drain(self, seconds: float) -> None:
+        """Be unready from now on, and end in `seconds` with an error what runs then."""
+        self.draining = True
+        asyncio.get_running_loop().call_later(seconds, self._deadlines.end_all)
 
     def authenticate(self, request: Request) -> None:
         """Raises ApiError (401)."""
@@ -92,14 +101,16 @@ class Gateway:
         exchange_of(request).task = task
         exchange, stable = self.admit(request), self.config.current.stable
         limits = stable.request_limits
-        exchange.terms = asked_terms(request.headers, exchange.tenant, stable.tenants, limits)
+        exchange.agree(asked_terms(request.headers, exchange.tenant, stable.tenants, limits))
         try:
-            async with asyncio.timeout(exchange.deadline_seconds - time.monotonic()):
+            with exchange.deadline:
                 return await read_body(request, limits.max_bytes)
-        except TimeoutError:
-            raise ApiError(408, "request_timeout", "the body did not arrive within the request's time") from None
         except ClientDisconnect:
             raise ClientLeftError from None
+        except ApiError as error:
+            if error.code != DEADLINE_EXCEEDED:
+                raise
+            raise ApiError(408, "request_timeout", "the body did not arrive within the request's time") from None
 
     def _configured_tasks(self, task: Task) -> set[str]:
         stable = self.config.current.stable

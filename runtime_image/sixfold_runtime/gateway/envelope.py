@@ -57,5 +57,6 @@ class Envelope:
             exchange.error_code = error.code
             await error.response()(scope, receive, send_enveloped)
         finally:
+            exchange.deadline.close()
             if scope["path"].startswith(API_PREFIX):
                 exchange.end()

@@ -94,7 +94,7 @@ async def reason(
         buffered=True,
         wait_seconds=0.0,
         priority=exchange.terms.priority,
-        deadline_seconds=exchange.deadline_seconds,
+        deadline_seconds=exchange.deadline.seconds,
     )
     pieces: list[str] = []
     prompt_tokens = completion_tokens = 0

@@ -13,6 +13,7 @@ from sixfold_api.gateway import Priority
 from sixfold_api.runtime_config import RequestLimits
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Chunk
+from sixfold_runtime.gateway.deadline import Deadline
 from sixfold_runtime.gateway.errors import DEADLINE_EXCEEDED
 from sixfold_runtime.gateway.headers import Terms
 from sixfold_runtime.gateway.metrics import GatewayMetrics, RequestLabels
@@ -37,6 +38,7 @@ class Exchange:
         level: the configuration's level at arrival, then the level that the engine stamped.
         model: variant that answered; empty until one is chosen.
         slice: task slice that it answered with; empty until an engine that offers it is chosen.
+        deadline: the server's own at first, then what the terms say.
         terms: what it may have; known once it is admitted.
     """
 
@@ -44,6 +46,7 @@ class Exchange:
     metrics: GatewayMetrics
     level: int
     path: str
+    deadline: Deadline
     started_unix_seconds: float = field(default_factory=time.time)
     started_seconds: float = field(default_factory=time.monotonic)
     tenant: str = ""
@@ -65,11 +68,6 @@ class Exchange:
     def labels(self) -> RequestLabels:
         return RequestLabels(self.model, self.task or "", self.slice, str(self.level), self.arm)
 
-    @property
-    def deadline_seconds(self) -> float:
-        """When it must have ended, by time.monotonic()."""
-        return self.started_seconds + self.terms.timeout_seconds
-
     def part(self) -> Exchange:
         """For a call to another model on behalf of this request: it has times of its own and isn't counted again."""
         return Exchange(
@@ -88,6 +86,11 @@ class Exchange:
         elif last_seconds is not None:
             self.metrics.next_tokens(self.labels, chunk.tokens, now - last_seconds)
         return now
+
+    def agree(self, terms: Terms) -> None:
+        """It is admitted on these terms."""
+        self.terms = terms
+        self.deadline.move(self.started_seconds + terms.timeout_seconds)
 
     def end(self) -> None:
         """Count and log it."""

@@ -144,13 +144,13 @@ class _Generation:
                 buffered,
                 self._slice,
                 priority=exchange.terms.priority,
-                deadline_seconds=exchange.deadline_seconds,
+                deadline_seconds=exchange.deadline.seconds,
                 conversation=exchange.terms.conversation,
             )
             for index, token_ids in enumerate(self._prompts)
         ]
         events = [self._gateway.dispatcher.events(call, exchange) for call in calls]
-        return until(exchange.deadline_seconds, merge(events))
+        return until(exchange.deadline, merge(events))
 
     def _builder(self, index: int, token_ids: TokenIds) -> Callable[[Choice], Awaitable[Generate]]:
         async def build(choice: Choice) -> Generate:

@@ -248,8 +248,8 @@ def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     """As `new_engine`, loaded, for all tests of a module."""
     with contextlib.ExitStack() as stack:
 
-        def start(*models: ServedModel) -> Served:
-            served = stack.enter_context(running_engine(tmp_path_factory.mktemp("engine-config"), list(models)))
+        def start(*models: ServedModel, limits: Any = None) -> Served:
+            served = stack.enter_context(running_engine(tmp_path_factory.mktemp("engine-config"), list(models), limits))
             wait_until(lambda: served.client.get("/readyz").status_code == 200, "the engine to load its models")
             return served
 
