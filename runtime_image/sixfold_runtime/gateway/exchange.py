@@ -71,7 +71,14 @@ class Exchange:
     def part(self) -> Exchange:
         """For a call to another model on behalf of this request: it has times of its own and isn't counted again."""
         return Exchange(
-            self.id, self.metrics, self.level, self.path, tenant=self.tenant, terms=self.terms, arm=self.arm
+            self.id,
+            self.metrics,
+            self.level,
+            self.path,
+            self.deadline,
+            tenant=self.tenant,
+            terms=self.terms,
+            arm=self.arm,
         )
 
     def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
