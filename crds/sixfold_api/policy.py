@@ -210,4 +210,4 @@ class InferencePolicyStatus(StatusModel):
     """Engine pods."""
     conditions: Conditions = []
     """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, SlicesFailed,
-    DraftShortened, KVReuseDegraded, TasksMissing, EscalationUnused while they hold."""
+    DraftShortened, KVReuseDegraded, PartsNotFound, TasksMissing, EscalationUnused while they hold."""

@@ -265,3 +265,5 @@ class PodState(StatusModel):
     models: tuple[ModelState, ...] = ()
     tenants: int | None = None
     """Tenants with an API key; None where the gateway is open, and in engines."""
+    not_found: tuple[str, ...] = ()
+    """What the policy names and this pod doesn't find, in sentences; it serves without."""

@@ -87,6 +87,18 @@ def test_a_classifier_is_batched_without_generation(scene: Any) -> None:
     assert {"name": "DynamicBatching", "state": "Active", "reason": ""} in modes
 
 
+def test_tenants_without_a_key_are_told(scene: Any, pod_reports: Any) -> None:
+    prepared(scene, gateway=GATEWAY)
+    report = pod_reports(8000)
+    missing = "spec.gateway.tenants names web, which isn't the name of an API key"
+    report.say(sequence=1, level=3, tenants=1, not_found=[missing])
+    at = {"podIP": report.address, "podIPs": [{"ip": report.address}]}
+    scene.pod("bot-gateway", "bot-gateway-1", {**scene.RUNNING, **at})
+    assert missing in scene.wait("InferencePolicy", "bot", "PartsNotFound", "True", "PodsGoWithout")["message"]
+    report.say(sequence=scene.sequence(3), level=3, tenants=2)
+    scene.wait("InferencePolicy", "bot", "PartsNotFound", "")
+
+
 def test_pods_that_lose_redis_and_find_it_again_are_heard(scene: Any, pod_reports: Any) -> None:
     prepared(scene, generation=GENERATION)
     report = pod_reports(8001)

@@ -28,12 +28,16 @@ def test_it_is_followed(tmp_path: Path, mounted: bool) -> None:
     assert "it is empty" in followed.problem
     path.unlink()
     assert followed.current is None
+    assert followed.problem == f"there is no stream dictionary: {path} is missing"
 
 
 def test_a_missing_one_may_come_later(tmp_path: Path) -> None:
     followed = DictionaryFile(tmp_path / "mounted")
-    assert (followed.current, followed.problem) == (None, "")
+    assert followed.current is None
+    assert "is missing" in followed.problem
     (tmp_path / "mounted").mkdir()
     (tmp_path / "mounted" / "dictionary").write_bytes(WORDS)
     assert followed.current is not None
-    assert DictionaryFile(None).current is None
+    assert followed.problem == ""
+    never = DictionaryFile(None)
+    assert (never.current, never.problem) == (None, "")

@@ -37,6 +37,7 @@ from sixfold_operator.reconcile.policy_status import (
     build_status,
     locked_out,
     notes,
+    parts_not_found,
     workload_verdict,
 )
 from sixfold_operator.reconcile.policy_weights import weights_under_way
@@ -45,7 +46,7 @@ from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 
 ASK_AGAIN_SECONDS = 10.0
-"""How often pods are asked that run but aren't ready, or that share a Redis."""
+"""How often pods are asked that aren't ready, miss something, or share a Redis."""
 REFUSED_RETRY_SECONDS = 10.0
 
 
@@ -220,7 +221,7 @@ class PolicyReconciler:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
             waits.append(ASK_AGAIN_SECONDS)
-        if locked_out(findings) is not None or weights_under_way(findings) or _shares_redis(findings):
+        if locked_out(findings) or parts_not_found(findings) or weights_under_way(findings) or _shares_redis(findings):
             waits.append(ASK_AGAIN_SECONDS)
         if findings.conflicts or findings.refusals:
             waits.append(REFUSED_RETRY_SECONDS)

@@ -114,6 +114,7 @@ def _conditions(findings: Findings) -> list[Condition]:
         "SlicesFailed": slices_failed(findings),
         "DraftShortened": draft_shortened(findings),
         "KVReuseDegraded": _kv_reuse_degraded(findings),
+        "PartsNotFound": parts_not_found(findings),
         **findings.warnings,
     }
     for type_, reported in told.items():
@@ -144,6 +145,14 @@ def _kv_reuse_degraded(findings: Findings) -> Verdict | None:
     for _, state in sorted(findings.states.items()):
         if Mode.KV_CACHE_REUSE in state.unsupported:
             return Verdict(False, "PodsGoWithout", f"pod {state.pod}: {state.unsupported[Mode.KV_CACHE_REUSE]}")
+    return None
+
+
+def parts_not_found(findings: Findings) -> Verdict | None:
+    """What the policy names in Secrets and ConfigMaps, which the operator never reads: the first pod that misses it."""
+    for _, state in sorted(findings.states.items()):
+        if state.not_found:
+            return Verdict(False, "PodsGoWithout", f"pod {state.pod}: " + "; ".join(state.not_found))
     return None
 
 

@@ -23,6 +23,7 @@ ALARMS = (
     "SlicesFailed",
     "DraftShortened",
     "KVReuseDegraded",
+    "PartsNotFound",
     "TasksMissing",
     "EscalationUnused",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -146,7 +147,14 @@ class Gateway:
             unknown_fields=self.config.unknown_fields,
             models=tuple(models),
             tenants=self._keys.tenants,
+            not_found=tuple(self._not_found()),
         )
+
+    def _not_found(self) -> Iterator[str]:
+        for tenant in self._keys.without_key(entry.name for entry in self.config.current.stable.tenants):
+            yield f"spec.gateway.tenants names {tenant}, which isn't the name of an API key"
+        if self.stream_dictionary.current is None and self.stream_dictionary.problem:
+            yield self.stream_dictionary.problem
 
 
 def exchange_of(request: Request) -> Exchange:

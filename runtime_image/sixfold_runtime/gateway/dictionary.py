@@ -69,7 +69,7 @@ class DictionaryFile:
     """The file `dictionary` of a directory, or any other file itself, read again when it changed.
 
     Attributes:
-        problem: why there is a file but no dictionary; "" where all is well.
+        problem: why there is no dictionary, though one was asked for; "" where all is well. As of the last look.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -91,6 +91,7 @@ class DictionaryFile:
             if self._seen is not None:
                 log.info("the stream dictionary is gone")
             self._seen = self._current = None
+            self.problem = f"there is no stream dictionary: {self._path} is missing"
             return None
         seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if seen != self._seen:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,10 @@ class ApiKeys:
     def tenants(self) -> int | None:
         """Tenants with a key; None where everybody may call."""
         return None if self.is_open else sum(bool(hashes) for hashes in self._keys.values())
+
+    def without_key(self, tenants: Iterable[str]) -> list[str]:
+        """Those among `tenants` that nobody can be."""
+        return [] if self.is_open else [tenant for tenant in tenants if not self._keys.get(tenant)]
 
     async def run(self) -> None:
         """Follow the directory until cancelled: a rotated Secret works without a restart."""
