@@ -89,11 +89,14 @@ def parse_url(url: str, authority: str = "") -> RedisAddress:
     options = dict(parse_qsl(parts.query))
     if set(options) - set(_OPTIONS) or (options and kind != _SENTINEL):
         raise AddressError("the URL of Redis has options that aren't known: only sentinel_username, sentinel_password")
+    addresses = tuple(_host(host, _PORTS[kind]) for host in hosts.split(","))
+    if len(addresses) > 1 and kind == _SINGLE:
+        raise AddressError("the URL of Redis has several hosts: only one fits to redis:// and rediss://")
     service, database = _path(parts, kind)
     return RedisAddress(
         kind=kind,
         is_tls=scheme == "rediss",
-        hosts=tuple(_host(host, _PORTS[kind]) for host in hosts.split(",")),
+        hosts=addresses,
         service=service,
         database=database,
         username=unquote(username) or None,

@@ -23,8 +23,8 @@ def open_pod() -> Iterator[Callable[..., Pod]]:
     """open_pod(directory, **changes of the config): a pod that is closed at the end."""
     pods: list[Pod] = []
 
-    def opened(directory: Path | None, identity: str = "shop/chat", **changes: object) -> Pod:
-        pods.append(Pod(directory, CONFIG.model_copy(update=changes), identity))
+    def opened(directory: Path | None, identity: str = "shop/chat", pin_memory: bool = False, **changes: object) -> Pod:
+        pods.append(Pod(directory, CONFIG.model_copy(update=changes), identity, pin_memory))
         return pods[-1]
 
     yield opened

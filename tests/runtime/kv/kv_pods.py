@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,9 +36,19 @@ PROMPT = [*TOKENS, 7]
 class Pod:
     """One engine's store, as the engine uses it, and its numbers."""
 
-    def __init__(self, directory: Path | None, config: KVReuseConfig, identity: str = "shop/chat") -> None:
+    def __init__(
+        self, directory: Path | None, config: KVReuseConfig, identity: str = "shop/chat", pin_memory: bool = False
+    ) -> None:
         self._registry = CollectorRegistry()
-        self.store = KVStore(identity, directory, KVMetrics(KVSeries(self._registry), LABELS))
+        self.later_seconds = 0.0
+        """How much later it is for the store."""
+        self.store = KVStore(
+            identity,
+            directory,
+            KVMetrics(KVSeries(self._registry), LABELS),
+            pin_memory=pin_memory,
+            clock=lambda: time.monotonic() + self.later_seconds,
+        )
         self.store.follow(config)
 
     def up(self) -> Pod:

@@ -214,6 +214,33 @@ def test_a_new_address_is_followed(directory: Path, open_pod: OpenPod, tmp_path:
     assert open_pod(directory).up().found() == len(TOKENS)
 
 
+def test_another_address_is_followed_while_the_old_one_works(
+    directory: Path, open_pod: OpenPod, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path / "new") as server:
+        pod = open_pod(directory, memory_bytes=0).up()
+        pod.keep()
+        write_directory(directory, server.url)
+        pod.later_seconds = 10
+        assert pod.found() == 0, "it isn't in the new one"
+        pod.keep()
+        assert pod.found() == len(TOKENS) and int(server.cli("DBSIZE")) >= 10
+
+
+def test_pods_that_write_at_once_keep_one_account(directory: Path, open_pod: OpenPod, redis: RedisServer) -> None:
+    pods = [open_pod(directory, max_bytes=100_000, memory_bytes=0).up() for _ in range(3)]
+    for start in range(8):
+        for pod in pods:  # the first sequence is everybody's
+            tokens = [start, *TOKENS]
+            own = tokens if not start else [pods.index(pod) + 100, *tokens]
+            pod.store.keep(SCOPE, own, 0, *random_planes(len(own)))
+    assert all(pod.store.settle(20) for pod in pods)
+    keys = [key for key in redis.cli("--raw", "KEYS", "*").split() if len(key.rpartition(":")[2]) == 64]
+    total = int(redis.cli("--raw", "GET", *redis.cli("--raw", "KEYS", "*:bytes").split()))
+    assert total == sum(int(redis.cli("--raw", "STRLEN", key)) for key in keys) <= 100_000
+    assert int(redis.cli("--raw", "ZCARD", *redis.cli("--raw", "KEYS", "*:index").split())) == len(keys)
+
+
 @pytest.mark.parametrize("kind", ["sentinel", "cluster", "tls"])
 def test_every_kind_of_redis(kind: str, open_pod: OpenPod, tmp_path: Path) -> None:
     if kind == "tls":
