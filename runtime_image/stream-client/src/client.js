@@ -4,6 +4,8 @@ import { decodedEvents, plainEvents } from "./events.js";
 import { warmUp } from "./zstd.js";
 
 const FORM = "X-Stream-Compression";
+const LATEST_ENTRY_MS = 500;
+const SAME_REQUEST_MS = 50; // what lies between our clock and the browser's start of the same request
 
 /** An answer that is an error, or a stream that failed. */
 export class StreamError extends Error {
@@ -54,14 +56,15 @@ export class StreamClient {
    * @throws {StreamError} the gateway refuses; network errors and aborts are those of fetch.
    */
   async stream(path, body, { signal, headers = {} } = {}) {
-    const startedAt = performance.now();
     const dictionary = this.#dictionary; // the one that this request names
-    const response = await this.fetch(new URL(path, this.baseUrl), {
+    const request = {
       method: "POST",
       headers: { "Content-Type": "application/json", ...this.authorization, ...this.#asked(), ...headers },
       body: JSON.stringify({ ...body, stream: true }),
       signal,
-    });
+    };
+    const startedAt = performance.now();
+    const response = await this.fetch(new URL(path, this.baseUrl), request);
     if (!response.ok) throw await refusal(response);
     const answer = new StreamedAnswer(response, startedAt, dictionary);
     if (this.compression === "sse-zstd") this.#follow(response);
@@ -98,6 +101,7 @@ export class StreamClient {
  */
 export class StreamedAnswer {
   #events;
+  #transfer = null;
 
   constructor(response, startedAt, dictionary) {
     const asked = (response.headers.get(FORM) ?? "").split(";");
@@ -114,6 +118,7 @@ export class StreamedAnswer {
     this.rawBytes = 0;
     /** Bytes of the body so far as they travelled; null while only the browser knows. See `measureSent`. */
     this.sentBytes = this.form === "identity" || this.form === "sse-zstd" ? 0 : null;
+    if (this.sentBytes === null) this.#transfer = new Transfer(response.url, startedAt);
     /** Milliseconds from the request to the first byte of the body; null before. */
     this.firstByteMs = null;
     /** The usage of the whole answer, where `stream_options.include_usage` asked for it; null before. */
@@ -144,9 +149,7 @@ export class StreamedAnswer {
    * knows; null where it doesn't say.
    */
   async measureSent() {
-    if (this.sentBytes === null && globalThis.PerformanceObserver !== undefined) {
-      this.sentBytes = await transferred(this.response.url, this.startedAt);
-    }
+    if (this.#transfer !== null) this.sentBytes = await this.#transfer.bytes;
     return this.sentBytes;
   }
 
@@ -162,6 +165,7 @@ export class StreamedAnswer {
       }
     } finally {
       await reader.cancel().catch(() => {}); // of a stream that is over: nothing
+      this.#transfer?.end();
     }
   }
 }
@@ -184,15 +188,29 @@ async function refusal(response) {
   }
 }
 
-/** Resource timing's entry appears a little after the end of the body. */
-async function transferred(url, startedAt) {
-  for (let attempt = 0; attempt < 20; attempt += 1) {
-    const entries = performance.getEntriesByName(url, "resource").filter((entry) => entry.startTime >= startedAt);
-    if (entries.length > 0) {
-      performance.clearResourceTimings(); // the browser keeps 250 and no more
-      return entries[0].encodedBodySize || null;
-    }
-    await new Promise((resolve) => setTimeout(resolve, 10));
+/** How large a body was on its way: resource timing says so a little after its end. */
+class Transfer {
+  #resolve;
+  #observer;
+
+  constructor(url, startedAt) {
+    /** Resolves with the size, or with null where the browser doesn't say. */
+    this.bytes = new Promise((resolve) => (this.#resolve = resolve));
+    this.#observer = new PerformanceObserver((list) => {
+      const isOurs = ({ startTime }) => startTime >= startedAt && startTime < startedAt + SAME_REQUEST_MS;
+      const entry = list.getEntriesByName(url).find(isOurs);
+      if (entry !== undefined) this.#settle(entry.encodedBodySize || null);
+    });
+    this.#observer.observe({ type: "resource" });
   }
-  return null;
+
+  /** The body has ended. */
+  end() {
+    setTimeout(() => this.#settle(null), LATEST_ENTRY_MS);
+  }
+
+  #settle(bytes) {
+    this.#observer.disconnect();
+    this.#resolve(bytes);
+  }
 }

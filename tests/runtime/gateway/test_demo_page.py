@@ -62,12 +62,22 @@ class Visit:
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.tab = browser.new_context(**options).new_page()
         self.requested: list[str] = []
+        self.chats: list[Any] = []
         self.errors: list[str] = []
-        self.tab.on("request", lambda request: self.requested.append(request.url))
+        self.tab.on("request", self._note)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
         self.tab.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
         self.url = url
         self.tab.goto(url)
+
+    def _note(self, request: Any) -> None:
+        self.requested.append(request.url)
+        if request.url.endswith("/v1/chat/completions"):
+            self.chats.append(request)
+
+    def sent_turns(self) -> list[list[dict[str, str]]]:
+        """The messages of each request for an answer."""
+        return [request.post_data_json["messages"] for request in self.chats]
 
     def ready(self) -> Visit:
         self.tab.wait_for_selector("#model option", state="attached")
@@ -331,7 +341,7 @@ def test_the_key_is_typed_in_and_kept_nowhere(browser: Any, running: Any, new_ga
 
 
 @in_chromium
-def test_an_error_is_told_and_the_next_message_goes_through(browser: Any, front: Any) -> None:
+def test_what_the_model_is_told_of_the_chat(browser: Any, front: Any, until: Any) -> None:
     page = Visit(browser, front.url).ready()
     page.tab.fill("#max-tokens", "99999")
     page.ask("hello")
@@ -340,6 +350,21 @@ def test_an_error_is_told_and_the_next_message_goes_through(browser: Any, front:
     page.ask("<img src=x onerror=alert(1)>")
     assert page.tab.locator("#log img").count() == 0
     assert page.text("tokens") == "5"
+    assert [len(turns) for turns in page.sent_turns()] == [1, 1], "what was refused isn't sent again"
+    page.ask("and?")
+    assert [turn["role"] for turn in page.sent_turns()[-1]] == ["user", "assistant", "user"]
+    page.tab.fill("#max-tokens", "3000")
+    page.tab.fill("#prompt", "long")
+    page.tab.press("#prompt", "Enter")
+    until(lambda: page.answers()[-1:] and len(page.answers()[-1]) > 20, "the first words")
+    page.tab.click("#clear")
+    page.tab.wait_for_selector("#send", state="visible")
+    page.tab.fill("#max-tokens", "5")
+    page.ask("anew")
+    assert page.sent_turns()[-1] == [{"role": "user", "content": "anew"}]
+    conversations = [request.headers["x-conversation-id"] for request in page.chats]
+    assert len(set(conversations)) == 2
+    assert conversations[0] == conversations[-2] != conversations[-1]
     page.tab.context.close()
 
 
