@@ -18,6 +18,8 @@ import yaml
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
+from sixfold_api.policy import InferencePolicySpec
+
 ON = "--set=redis.enabled=true"
 NAMESPACES = "--set=redis.urlSecret.namespaces={team-a,sixfold-system}"
 PASSWORD = "--set-string=redis.password=1234567890123456"
@@ -180,6 +182,10 @@ def test_upgrades_keep_the_password_and_the_values_change_it(release, helm, kube
     both = "--set=redis.urlSecret.namespaces={team-redis,sixfold-system}"
     notes = release(ON, both)
     assert "team-redis, sixfold-system" in notes
+    (patch,) = re.findall(r"-p '([^']*kvCacheReuse[^']*)'", notes)
+    spec = json.loads(patch)["spec"]
+    spec["generation"]["variantRef"] = {"name": "chat"}
+    InferencePolicySpec.model_validate(spec)
     first = secret("sixfold-system")
     assert secret("team-redis") == {"url": first["url"]}
     assert urlsplit(first["url"]).password == first["password"]
