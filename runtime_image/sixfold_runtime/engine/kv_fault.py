@@ -52,9 +52,10 @@ def all_done(results: list[Any]) -> list[Any]:
 
 def strings(results: list[Any]) -> list[bytes]:
     """As `all_done`, of commands that read strings: a key of another type is no fault of Redis, but b""."""
-    are_strings = [b"" if _is_other_type(result) else result for result in results]
-    return all_done(are_strings)
+    return all_done([b"" if is_foreign(result) else result for result in results])
 
 
-def _is_other_type(result: Any) -> bool:
-    return isinstance(result, exceptions.ResponseError) and str(result).startswith("WRONGTYPE")
+def is_foreign(result: Any) -> bool:
+    """Whether a command found something that isn't ours in its place."""
+    about = str(result) if isinstance(result, exceptions.ResponseError) else ""
+    return about.startswith("WRONGTYPE") or "not an integer" in about

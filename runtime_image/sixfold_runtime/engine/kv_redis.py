@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from redis.asyncio import RedisCluster
+from redis.exceptions import ResponseError
 
 from sixfold_runtime.engine.kv_address import AddressError, RedisAddress, connect, disconnect, read_address
-from sixfold_runtime.engine.kv_fault import RedisFault, all_done, as_fault, strings
+from sixfold_runtime.engine.kv_fault import RedisFault, all_done, as_fault, is_foreign, strings
 
 Client = Any
 """Redis or RedisCluster: what their methods say that they return is true of neither."""
@@ -74,10 +75,12 @@ class RedisTier:
                 pipeline.set(self._key(salt, name), value, px=ttl_milliseconds)
             all_done(await pipeline.execute(raise_on_error=False))
             # Now and not before: what isn't there must not count. What isn't counted goes when its time is over.
-            added = await client.zadd(self._index, _scores(salt, list(blocks), size, ttl_seconds))
-            total = await self._count(client, added, size)
-            await self._expire_books(client, ttl_milliseconds)
-            return await self._evict(client, total - max_bytes, size)
+            async with self._books(client):
+                added = await client.zadd(self._index, _scores(salt, list(blocks), size, ttl_seconds))
+                total = await self._count(client, added, size)
+                await self._expire_books(client, ttl_milliseconds)
+                return await self._evict(client, total - max_bytes, size)
+        return 0
 
     async def renew(
         self, salt: str, names: Sequence[bytes], value_bytes: int, ttl_seconds: float, limit_seconds: float
@@ -90,7 +93,8 @@ class RedisTier:
             there = all_done(await pipeline.execute(raise_on_error=False))
             kept = [name for name, is_there in zip(names, there, strict=True) if is_there]
             if kept:
-                await client.zadd(self._index, _scores(salt, kept, value_bytes, ttl_seconds), xx=True)
+                async with self._books(client):
+                    await client.zadd(self._index, _scores(salt, kept, value_bytes, ttl_seconds), xx=True)
         return [name for name, is_there in zip(names, there, strict=True) if not is_there]
 
     async def remember(
@@ -101,10 +105,11 @@ class RedisTier:
             await client.set(self._conversation_key(salt, conversation), b"".join(names), px=int(ttl_seconds * 1000))
 
     async def recall(self, salt: str, conversation: str, most: int, limit_seconds: float) -> list[bytes]:
-        """The names that `remember` was given, at most so many; a hint, like all that comes from there."""
+        """The names that `remember` was given, at most so many, which is at least one; a hint and no more."""
         async with self._connected(limit_seconds) as client:
-            key = self._conversation_key(salt, conversation)
-            found = await client.getrange(key, 0, most * _NAME_BYTES - 1)
+            pipeline = client.pipeline(transaction=False)
+            pipeline.getrange(self._conversation_key(salt, conversation), 0, most * _NAME_BYTES - 1)
+            (found,) = strings(await pipeline.execute(raise_on_error=False))
         whole = len(found) - len(found) % _NAME_BYTES
         return [found[begin : begin + _NAME_BYTES] for begin in range(0, whole, _NAME_BYTES)]
 
@@ -123,8 +128,9 @@ class RedisTier:
                     names |= await _unlink(client, batch, len(prefix))
                     batch = []
             names |= await _unlink(client, batch, len(prefix))
-            members = [member async for member, _ in client.zscan_iter(self._index, f"{salt}:*", _SCAN_COUNT)]
-            await self._discount(client, members)
+            async with self._books(client):
+                members = [member async for member, _ in client.zscan_iter(self._index, f"{salt}:*", _SCAN_COUNT)]
+                await self._discount(client, members)
         return names
 
     async def ping(self, limit_seconds: float) -> None:
@@ -134,7 +140,7 @@ class RedisTier:
                 await client.initialize()
                 await client.ping(target_nodes=RedisCluster.PRIMARIES)
             # Also where pings need no permission: that keys may be read.
-            await client.getrange(self._total, 0, 0)
+            await client.exists(self._total)
 
     async def try_write(self, limit_seconds: float) -> None:
         """Returns if something can be written."""
@@ -178,6 +184,16 @@ class RedisTier:
         return self._client
 
     # -- books
+
+    @asynccontextmanager
+    async def _books(self, client: Client) -> AsyncIterator[None]:
+        """Where something else lies in the place of index or count, both begin anew."""
+        try:
+            yield
+        except ResponseError as error:
+            if not is_foreign(error):
+                raise
+            await client.unlink(self._index, self._total)
 
     async def _count(self, client: Client, added: int, size: int) -> int:
         """Add new blocks to the count; the count."""

@@ -106,7 +106,8 @@ class Tiers:
                 await asyncio.sleep(0)
         if erasures == self._erasures:
             self._note_use(wanted, found, fetched)
-        self._count(found, len(wanted.names), loss)
+        if not is_cancelled():
+            self._count(found, len(wanted.names), loss)
         return found
 
     async def _fetch(self, wanted: Blocks, at: int, fetched: dict[bytes, bytes]) -> bool:
@@ -233,6 +234,8 @@ class Tiers:
         if self._config is None or not self._reads.lets_through:
             return
         most = min(_MOST_NAMES, self._config.memory_bytes // 2 // shape.value_bytes)
+        if not most:
+            return
         names = await self._reads.run(lambda: self._redis.recall(salt, conversation, most, LOOKUP_SECONDS))
         now = self._clock()
         absent = [name for name in names or () if not self.memory.holds(name, now)]

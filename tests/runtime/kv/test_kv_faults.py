@@ -158,6 +158,22 @@ def test_values_that_are_no_blocks(pod: Pod, server: RedisServer, value: str) ->
     assert pod.found() == len(TOKENS), "what was computed again is kept in its place"
 
 
+@pytest.mark.parametrize("value", ["text", "list"])
+def test_books_that_are_something_else_are_begun_anew(pod: Pod, server: RedisServer, value: str) -> None:
+    pod.keep(conversation="talk")
+    books = [key for key in server.cli("--raw", "KEYS", "*").split() if "{" in key or ":c:" in key]
+    assert len(books) == 3
+    for key in books:
+        server.cli("DEL", key)
+        server.cli(*(("SET", key, "some text") if value == "text" else ("RPUSH", key, "1")))
+    for start in range(4):
+        pod.store.prefetch(SCOPE, "talk")
+        pod.keep([start, *TOKENS], conversation="talk")
+        assert pod.found([start, *PROMPT]) == len(TOKENS)
+    pod.up()
+    assert not pod.faults("other") and pod.erase() == (50, "")
+
+
 def test_a_replica_that_refuses_writes_and_a_server_that_loads(
     server: RedisServer, open_pod: OpenPod, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "e2e
 from kv_pods import BLOCK, CONFIG, PROMPT, SCOPE, TOKENS, Pod, random_planes
 from redis_server import Certificates, RedisCluster, RedisServer, SentinelSet, wait_until, write_directory
 
+from sixfold_runtime.engine import kv_writer
 from sixfold_runtime.modes.kv_reuse import tenant_salt
 
 OpenPod = Callable[..., Pod]
@@ -275,3 +276,28 @@ def check_kind(open_pod: OpenPod, directory: Path) -> None:
         pod.keep([start, *TOKENS])
     assert pod.number("bytes_total", direction="evicted") > 0
     assert not pod.number("faults_total", reason="other")
+
+
+def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(
+    open_pod: OpenPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = open_pod(None, store="Memory")
+    keys, values = random_planes(len(TOKENS))
+    monkeypatch.setattr(kv_writer, "QUEUE_BYTES", keys.nbytes)
+    pod.store.keep(SCOPE, TOKENS, 0, keys, values)
+    assert pod.store.settle(5) and pod.found() == 0
+    assert pod.number("bytes_total", direction="dropped") == keys.nbytes + values.nbytes
+
+
+def test_a_mistake_of_ours_ends_one_lookup_and_nothing_else(open_pod: OpenPod) -> None:
+    pod = open_pod(None, store="Memory")
+    pod.keep()
+
+    def wake() -> None:
+        raise RuntimeError("the engine isn't there")
+
+    lookup = pod.store.find(SCOPE, PROMPT, wake)
+    wait_until("it is counted", lambda: pod.faults("internal") == 1)
+    assert lookup.is_done and pod.found() == len(TOKENS)
+    pod.keep([1, *TOKENS])
+    assert pod.found([1, *PROMPT]) == len(TOKENS)
