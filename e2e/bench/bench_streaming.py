@@ -6,7 +6,7 @@ after the answer's head; the ratio is plain events over the form. A busy machine
 together and take less; so the ratio that counts has each event flushed alone, and HTTP's framing counted as it is sent.
 
 The goals: sse-zstd, the source's framing, 4.2 for English and 3.1 for Chinese; zstd as Content-Encoding 10 for both;
-under 20 µs of CPU a token. Beside them: the source's own recipe, a frame a token; tokens every millisecond, which
+under 20 µs of CPU a token for encoding a hundred streams in turn. Beside them: the source's own recipe, a frame a token; tokens every millisecond, which
 travel together; a dictionary for short answers; and when each event was readable in httpx, openai and Chromium.
 """
 
@@ -57,7 +57,9 @@ FAST_PACE_SECONDS = 0.001
 ARRIVAL_PACE_SECONDS = 0.025
 ARRIVAL_TOKENS = 120
 STREAMS = 3
-"""Of each language at once while CPU is measured."""
+"""Of each language at once while the gateway's CPU is measured."""
+ENCODED_STREAMS = 100
+"""In turn while the encoders' is."""
 
 
 class Bench:
@@ -117,18 +119,17 @@ def one_by_one(events: Sequence[bytes]) -> dict[str, float]:
     return ratios
 
 
-def encoder_microseconds(events: Sequence[bytes]) -> dict[str, float]:
-    """CPU a token of the encoder alone, each token flushed; the least of five runs."""
-    least = {}
+def encoder_microseconds(events: Sequence[bytes], streams: int) -> dict[str, float]:
+    """CPU a token of the encoders alone, each token flushed; so many streams in turn, so that caches don't flatter."""
+    spent = {}
+    tokens = min(len(events), TOKENS // 20)
     for form in (Form.GZIP, Form.ZSTD, Form.SSE_ZSTD):
-        times = []
-        for _ in range(5):
-            started, encoder = time.thread_time(), Encoding(form).encoder()
-            for event in events:
+        started, encoders = time.thread_time(), [Encoding(form).encoder() for _ in range(streams)]
+        for event in events[:tokens]:
+            for encoder in encoders:
                 encoder.encode(event, False)
-            times.append((time.thread_time() - started) / len(events) * 1e6)
-        least[form.value] = round(min(times), 2)
-    return least
+        spent[form.value] = round((time.thread_time() - started) / tokens / streams * 1e6, 2)
+    return spent
 
 
 def frame_a_token(plain: Wire, events: Sequence[bytes]) -> float:
@@ -167,17 +168,18 @@ def run(quick: bool) -> dict[str, Any]:
             ratios[f"frame a token {language}"] = frame_a_token(wire, events[language])
         fast, fast_cpu = bench.stream("zstd", FAST_PACE_SECONDS, 1)
         together = {language: round(plain[language].bytes / wire.bytes, 2) for language, wire in fast.items()}
-        encoders = encoder_microseconds(events["English"])
+        encoders = {streams: encoder_microseconds(events["English"], streams) for streams in (1, ENCODED_STREAMS)}
         print(f"plain over compressed: {ratios}", flush=True)
         print(f"a token every ms, zstd: {together}; {fast_cpu:.1f} µs of the gateway a token", flush=True)
-        print(f"µs of CPU a token, the encoder: {encoders}; the whole gateway: {cpu}", flush=True)
+        print(f"µs of CPU a token, encoders by streams: {encoders}; the whole gateway: {cpu}", flush=True)
         arrivals = _arrivals(bench, gateway.url)
     alone = {language: one_by_one(events[language]) for language in events}
     for language, each in alone.items():
         ratios |= {f"{form} {language}, one by one": round(ratio, 2) for form, ratio in each.items()}
     print(f"plain over compressed, however busy this machine is: {alone}", flush=True)
     worst = min(alone[language][form] / goal for (form, language), goal in GOALS.items())
-    worst = min(worst, GOAL_MICROSECONDS / max(encoders["zstd"], encoders["sse-zstd"]))
+    busy = encoders[ENCODED_STREAMS]
+    worst = min(worst, GOAL_MICROSECONDS / max(busy["zstd"], busy["sse-zstd"]))
     short = short_answers()
     print(f"bytes of 20 tokens: {short}", flush=True)
     return {
