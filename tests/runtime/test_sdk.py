@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import doctest
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "e2e"))
+
+from redis_server import RedisServer, write_directory
+
 from sixfold_api.generation import DraftLength
+from sixfold_api.kv_reuse import KVCacheReuseSpec, KVStore, RedisSpec
+from sixfold_api.pods import SecretKeyRef
 from sixfold_api.scalars import FullWeights
 from sixfold_runtime import sdk
 from sixfold_runtime.sdk import InferenceEngine, ModelLoadError, RequestError
@@ -160,3 +167,32 @@ def test_speculation_needs_a_usable_draft(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="is no folder"):
         InferenceEngine(tmp_path / "none")
+
+
+def test_the_beginning_of_a_conversation_is_computed_once(tmp_path: Path) -> None:
+    """By this engine from its memory, and by another one through Redis; not where a request or the level says no."""
+    history, reuse = PROMPT * 20, KVCacheReuseSpec(block_tokens=16, min_prompt_tokens=17)
+    with RedisServer(tmp_path / "redis") as redis:
+        address = write_directory(tmp_path / "address", redis.url)
+        with InferenceEngine(CHAT, kv_cache_reuse=reuse, redis_directory=address) as first:
+            plain = first.generate(history, **GREEDY, kv_reuse=False)
+            kept = first.generate(history, **GREEDY, conversation="1")
+            assert (kept.text, kept.cached_tokens, plain.cached_tokens) == (plain.text, 0, 0)
+            assert first._engine.shelf is not None and first._engine.shelf.store.settle(30)
+            found = first.generate(history, **GREEDY, conversation="1")
+            assert found.cached_tokens == (found.prompt_tokens - 1) // 16 * 16
+            first.level = 2
+            assert first.generate(history, **GREEDY).cached_tokens == 0
+        with InferenceEngine(CHAT, redis_directory=address, draft=DRAFT) as second:
+            drafted = second.speculate(history, **GREEDY)
+            assert drafted.cached_tokens == 0, "blocks of another size are none"
+        with InferenceEngine(CHAT, kv_cache_reuse=reuse, redis_directory=address, draft=DRAFT) as second:
+            drafted = second.speculate(history, **GREEDY)
+        assert (drafted.text, drafted.cached_tokens) == (found.text, found.cached_tokens)
+        assert drafted.accepted > 0
+
+
+def test_reuse_through_redis_needs_its_address() -> None:
+    redis = RedisSpec(url_secret_ref=SecretKeyRef(name="redis", key="url"))
+    with pytest.raises(ValueError, match="redis_directory=FOLDER"):
+        InferenceEngine(CHAT, kv_cache_reuse=KVCacheReuseSpec(store=KVStore.REDIS, redis=redis))

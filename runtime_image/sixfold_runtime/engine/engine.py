@@ -202,6 +202,7 @@ class Engine:
 
     def _run(self) -> None:
         set_threads()
+        self._adapt()  # what is kept is within reach by the time that the models are there
         self._load_models()
         while self._obey():
             for model in self.models.values():

@@ -91,6 +91,11 @@ class ContentDigest:
             self._thread = threading.Thread(target=self._compute, name="weights-digest", daemon=True)
             self._thread.start()
 
+    def wait(self, seconds: float) -> None:
+        """Until it is there, at most so long; not at all where nobody wants it."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def _compute(self) -> None:
         try:
             self.value = self._files.digest(self._recorded)

@@ -32,6 +32,8 @@ from sixfold_runtime.engine.weight_files import ContentDigest, WeightFiles
 from sixfold_runtime.engine.work import CurrentConfig
 
 log = logging.getLogger(__name__)
+_DIGEST_SECONDS = 3.0
+"""Weights are ready so much later at most, so that the first request may find keys and values already."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ class WeightLoader:
         digest = ContentDigest(self._files[model.served.name], model.served.digest, self._wake)
         reuse = KVReuse(self._shelf, digest, model, make_forward(model), self._config, self._wake)
         reuse.adapt()
+        digest.wait(_DIGEST_SECONDS)
         return reuse
 
     def _section(self) -> SubgraphsConfig | None:
