@@ -16,6 +16,7 @@ PROGRAMS = {
     "redis-sentinel": "redis-sentinel",
     "redis-cli": "redis-tools",
     "chromium": "chromium",
+    "node": "nodejs",
 }
 """What tests may ask for by name, and the package that brings it."""
 
