@@ -92,6 +92,7 @@ class WeightSets:
         self.facts: Facts = self._loader.facts
         of_model = metrics.of(served.name)
         self._queue = SwapQueue(place.limits.max_waiting, self.facts.vocabulary_tokens, config, of_model)
+        self._last_told = self._told()
 
     # -- what there is
 
@@ -202,14 +203,14 @@ class WeightSets:
 
         Returns whether anything changed that operator and gateways are told.
         """
-        before = self._told()
         self._sets.adapt(self.active)
         self._take_loaded()
         if self._load is None:
             self._follow_level()
         if self.full_weights is not FullWeights.RESIDENT:
             self._sets.release([held.name for held in self._sets if held.name != self.active and held.is_idle])
-        return self._told() != before
+        before, self._last_told = self._last_told, self._told()
+        return self._last_told != before
 
     @property
     def _wanted(self) -> str:

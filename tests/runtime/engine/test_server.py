@@ -17,7 +17,8 @@ from fastapi import FastAPI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from sixfold_api.runtime_config import ServedModel, SubgraphsConfig, TaskConfig
+from sixfold_api.kv_reuse import KVStore
+from sixfold_api.runtime_config import KVReuseConfig, ServedModel, SubgraphsConfig, TaskConfig
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore, default_config
 from sixfold_runtime.engine.protocol import (
@@ -27,8 +28,11 @@ from sixfold_runtime.engine.protocol import (
     Chunk,
     Classify,
     Done,
+    Erase,
+    Erased,
     FinishReason,
     Generate,
+    Prefetch,
     Sampling,
     State,
     Step,
@@ -363,3 +367,37 @@ async def test_gateways_are_told_of_tasks_as_the_configuration_changes(config_fi
         ]
         pod = (await served.http.get("/state")).json()
         assert "nothing.safetensors is missing" in pod["models"][0]["sliceErrors"]["nothing"]
+
+
+async def test_a_gateway_learns_of_kept_blocks_and_has_them_erased(config_file: Path, chat: ServedModel) -> None:
+    kv = KVReuseConfig(store=KVStore.MEMORY, ttl_seconds=60, max_bytes=2**20, memory_bytes=2**20, block_tokens=8)
+    config = default_config(3)
+    stable = config.stable.model_copy(update={"kv_reuse": kv})
+    on, off = (
+        config.model_copy(update={"sequence": sequence, "stable": section}).model_dump_json(by_alias=True)
+        for sequence, section in ((8, stable), (9, config.stable))
+    )
+    prompt = [*range(5, 45)]
+    async with serving(config_file, chat) as served, served.connect() as gateway:
+        state = await receive(gateway)
+        assert state.models[0].kv_block_tokens == 0
+        served.write_config(on)
+        await read_until(gateway, lambda m: isinstance(m, State) and m.models[0].kv_block_tokens == 8)
+        store = served.app.state.server.engine.shelf.store
+        for name, cached in (("a", 0), ("b", 32)):
+            request = Generate(name, "chat", prompt, Sampling(4, temperature=0.0), tenant="alice")
+            await gateway.send(encode(Submit([request])))
+            _, dones = await results(gateway, name)
+            assert dones[name].cached_tokens == cached
+            assert await asyncio.to_thread(store.settle, SECONDS)
+        await gateway.send(encode(Prefetch("chat", "alice", "a conversation")))
+        await gateway.send(encode(Erase("e1", "bob")))
+        await gateway.send(encode(Erase("e2", "alice")))
+        erased = [message for message in await read_until(gateway, _is_erased("e2")) if isinstance(message, Erased)]
+        assert erased == [Erased("e1"), Erased("e2", 43 // 8)]
+        served.write_config(off)
+        await read_until(gateway, lambda m: isinstance(m, State) and m.models[0].kv_block_tokens == 0)
+
+
+def _is_erased(request_id: str) -> Callable[[Any], bool]:
+    return lambda message: isinstance(message, Erased) and message.id == request_id
