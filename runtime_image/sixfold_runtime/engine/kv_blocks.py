@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sixfold_runtime.engine.kv_codec import BlockShape, Quantised
+import torch
+
+from sixfold_runtime.engine.kv_codec import BlockShape
 
 _MOST_NAMES = 200_000
 _RENEW_SHARE = 0.1
@@ -22,15 +24,23 @@ class Blocks:
     shape: BlockShape
     token_ids: Sequence[int]
 
-    def ids(self, index: int) -> Sequence[int]:
-        return self.token_ids[index * self.shape.tokens : (index + 1) * self.shape.tokens]
-
 
 @dataclass
 class Found:
-    blocks: list[Quantised] = field(default_factory=list)
-    from_memory: int = 0
-    from_redis: int = 0
+    """The first blocks of a prompt.
+
+    Attributes:
+        blocks: how many.
+        near: how many of them came from this pod's memory.
+        fetched: their values, b"" of those.
+        keys, values: [layers, kv_heads, tokens, head_dim].
+    """
+
+    blocks: int = 0
+    near: int = 0
+    fetched: list[bytes] = field(default_factory=list)
+    keys: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class StoredNames:

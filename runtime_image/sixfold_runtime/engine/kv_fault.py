@@ -57,5 +57,4 @@ def strings(results: list[Any]) -> list[bytes]:
 
 def is_foreign(result: Any) -> bool:
     """Whether a command found something that isn't ours in its place."""
-    about = str(result) if isinstance(result, exceptions.ResponseError) else ""
-    return about.startswith("WRONGTYPE") or "not an integer" in about
+    return isinstance(result, exceptions.ResponseError) and str(result).startswith("WRONGTYPE")

@@ -2,8 +2,10 @@
 
     sixfold:kv:<policy>:<salt>:<block's name>        value of a block
     sixfold:kv:<policy>:<salt>:c:<hash>              names of a conversation's blocks, a hint
-    sixfold:kv:{<policy>}:index                      sorted set: expiry of `salt:name:bytes`, for the byte budget
-    sixfold:kv:{<policy>}:bytes                      what the index adds up to
+    sixfold:kv:{<policy>}:index:<bytes>              for the byte budget: the expiry of each block of this size
+    sixfold:kv:{<policy>}:sizes                      of which sizes there are blocks: nearly always one
+
+The index of a size has no counter beside it: blocks times size is always right, whoever writes at the same time.
 
 An ACL user needs the commands used here (+@read +@write +@connection +@keyspace -@dangerous and, in a cluster,
 +cluster|slots) for the keys sixfold:kv:*. There are no scripts: they would need more.
@@ -30,7 +32,8 @@ Client = Any
 _ADDRESS_SECONDS = 5.0
 """How old the knowledge of the mounted folder may be while everything works."""
 _SCAN_COUNT = 1000
-_TRIM_COUNT = 256
+_MIXED_COUNT = 8
+"""Evicted at once where there are blocks of several sizes, before it is asked again which is the oldest."""
 _NAME_BYTES = 32
 
 
@@ -41,7 +44,7 @@ class RedisTier:
         """policy: a word without braces and colons that no other policy has."""
         self._directory, self._clock = directory, clock
         self._prefix = f"sixfold:kv:{policy}"
-        self._index, self._total = f"sixfold:kv:{{{policy}}}:index", f"sixfold:kv:{{{policy}}}:bytes"
+        self._index, self._sizes = f"sixfold:kv:{{{policy}}}:index", f"sixfold:kv:{{{policy}}}:sizes"
         self._address: RedisAddress | None = None
         self._client: Client | None = None
         self._checked_seconds = float("-inf")
@@ -76,10 +79,8 @@ class RedisTier:
             all_done(await pipeline.execute(raise_on_error=False))
             # Now and not before: what isn't there must not count. What isn't counted goes when its time is over.
             async with self._books(client):
-                added = await client.zadd(self._index, _scores(salt, list(blocks), size, ttl_seconds))
-                total = await self._count(client, added, size)
-                await self._expire_books(client, ttl_milliseconds)
-                return await self._evict(client, total - max_bytes, size)
+                await self._enter(client, salt, list(blocks), size, ttl_seconds)
+                return await self._evict(client, max_bytes)
         return 0
 
     async def renew(
@@ -94,7 +95,7 @@ class RedisTier:
             kept = [name for name, is_there in zip(names, there, strict=True) if is_there]
             if kept:
                 async with self._books(client):
-                    await client.zadd(self._index, _scores(salt, kept, value_bytes, ttl_seconds), xx=True)
+                    await self._enter(client, salt, kept, value_bytes, ttl_seconds)
         return [name for name, is_there in zip(names, there, strict=True) if not is_there]
 
     async def remember(
@@ -129,8 +130,11 @@ class RedisTier:
                     batch = []
             names |= await _unlink(client, batch, len(prefix))
             async with self._books(client):
-                members = [member async for member, _ in client.zscan_iter(self._index, f"{salt}:*", _SCAN_COUNT)]
-                await self._discount(client, members)
+                for size in await self._known_sizes(client):
+                    index = self._index_of(size)
+                    members = [member async for member, _ in client.zscan_iter(index, f"{salt}:*", _SCAN_COUNT)]
+                    for begin in range(0, len(members), _SCAN_COUNT):
+                        await client.zrem(index, *members[begin : begin + _SCAN_COUNT])
         return names
 
     async def ping(self, limit_seconds: float) -> None:
@@ -140,7 +144,7 @@ class RedisTier:
                 await client.initialize()
                 await client.ping(target_nodes=RedisCluster.PRIMARIES)
             # Also where pings need no permission: that keys may be read.
-            await client.exists(self._total)
+            await client.exists(self._sizes)
 
     async def try_write(self, limit_seconds: float) -> None:
         """Returns if something can be written."""
@@ -187,57 +191,53 @@ class RedisTier:
 
     @asynccontextmanager
     async def _books(self, client: Client) -> AsyncIterator[None]:
-        """Where something else lies in the place of index or count, both begin anew."""
+        """Where something else lies in their place, they begin anew."""
         try:
             yield
         except ResponseError as error:
             if not is_foreign(error):
                 raise
-            await client.unlink(self._index, self._total)
+            sizes = await client.type(self._sizes)
+            known = await self._known_sizes(client) if sizes == b"set" else []
+            await client.unlink(self._sizes, *map(self._index_of, known))
 
-    async def _count(self, client: Client, added: int, size: int) -> int:
-        """Add new blocks to the count; the count."""
-        total = int(await client.incrby(self._total, added * size))
-        if total == added * size and int(await client.zcard(self._index)) > added:
-            # The count had been evicted, and the index hadn't.
-            total = sum([_size(member) async for member, _ in client.zscan_iter(self._index, count=_SCAN_COUNT)])
-            await client.set(self._total, total)
-        expired = await client.zrangebyscore(self._index, "-inf", time.time(), 0, _TRIM_COUNT)
-        return total - await self._discount(client, expired)
-
-    async def _discount(self, client: Client, members: Sequence[bytes]) -> int:
-        """Take members out of index and count; the bytes of those that nobody else has taken out meanwhile."""
-        if not members:
-            return 0
+    async def _enter(self, client: Client, salt: str, names: Sequence[bytes], size: int, ttl_seconds: float) -> None:
+        """Note when successive blocks expire. A later one is no good without those before it: so it goes earlier."""
+        expiry = time.time() + ttl_seconds
+        scores = {f"{salt}:{name.hex()}": expiry - place / 1000 for place, name in enumerate(names)}
         pipeline = client.pipeline(transaction=False)
-        for member in members:
-            pipeline.zrem(self._index, member)
-        removed = all_done(await pipeline.execute(raise_on_error=False))
-        size = sum(_size(member) for member, count in zip(members, removed, strict=True) if count)
-        await client.decrby(self._total, size)
-        return size
+        pipeline.sadd(self._sizes, size)
+        pipeline.zadd(self._index_of(size), scores)
+        for key in (self._sizes, self._index_of(size)):  # so that nothing is left of a policy that is gone
+            pipeline.pexpire(key, int(2 * ttl_seconds * 1000))
+        all_done(await pipeline.execute(raise_on_error=False))
 
-    async def _evict(self, client: Client, excess_bytes: int, usual_bytes: int) -> int:
-        """Remove those that would expire first, which are those that weren't used for longest."""
+    async def _evict(self, client: Client, max_bytes: int) -> int:
+        """Remove those that would expire first, which are those that weren't used for longest; their bytes."""
         evicted = 0
-        while evicted < excess_bytes:
-            count = -(-(excess_bytes - evicted) // usual_bytes)
-            popped = [member for member, _ in await client.zpopmin(self._index, min(count, _SCAN_COUNT))]
-            if not popped:  # the index had been evicted, and the count hadn't
-                await client.delete(self._total)
-                break
-            await _unlink(client, [f"{self._prefix}:".encode() + member.rpartition(b":")[0] for member in popped])
-            size = sum(map(_size, popped))
-            await client.decrby(self._total, size)
-            evicted += size
-        return evicted
+        while True:
+            sizes = await self._known_sizes(client)
+            pipeline = client.pipeline(transaction=False)
+            for size in sizes:
+                pipeline.zremrangebyscore(self._index_of(size), "-inf", time.time())
+                pipeline.zcard(self._index_of(size))
+                pipeline.zrange(self._index_of(size), 0, 0, withscores=True)
+            answers = all_done(await pipeline.execute(raise_on_error=False))
+            excess = sum(size * count for size, count in zip(sizes, answers[1::3], strict=True)) - max_bytes
+            firsts = [(oldest[0][1], size) for size, oldest in zip(sizes, answers[2::3], strict=True) if oldest]
+            if excess <= 0 or not firsts:
+                return evicted
+            size = min(firsts)[1]
+            count = min(-(-excess // size), _SCAN_COUNT if len(firsts) == 1 else _MIXED_COUNT)
+            popped = [member for member, _ in await client.zpopmin(self._index_of(size), count)]
+            await _unlink(client, [f"{self._prefix}:".encode() + member for member in popped])
+            evicted += size * len(popped)
 
-    async def _expire_books(self, client: Client, ttl_milliseconds: int) -> None:
-        """So that nothing is left of a policy that is gone, long after its blocks."""
-        pipeline = client.pipeline(transaction=False)
-        for key in (self._index, self._total):
-            pipeline.pexpire(key, 2 * ttl_milliseconds)
-        await pipeline.execute()
+    async def _known_sizes(self, client: Client) -> list[int]:
+        return sorted(int(size) for size in await client.smembers(self._sizes) if size.isdigit() and int(size))
+
+    def _index_of(self, size: int) -> str:
+        return f"{self._index}:{size}"
 
     def _key(self, salt: str, name: bytes) -> str:
         return f"{self._prefix}:{salt}:{name.hex()}"
@@ -265,18 +265,3 @@ async def _unlink(client: Client, keys: Sequence[bytes], prefix_bytes: int = 0) 
 
 def _is_hex(text: str) -> bool:
     return all(character in "0123456789abcdef" for character in text)
-
-
-def _member(salt: str, name: bytes, size: int) -> str:
-    return f"{salt}:{name.hex()}:{size}"
-
-
-def _scores(salt: str, names: Sequence[bytes], size: int, ttl_seconds: float) -> dict[str, float]:
-    """Expiries of successive blocks; a later one is no good without those before it, so it goes a little earlier."""
-    expiry = time.time() + ttl_seconds
-    return {_member(salt, name, size): expiry - place / 1000 for place, name in enumerate(names)}
-
-
-def _size(member: bytes) -> int:
-    digits = member.rpartition(b":")[2]
-    return int(digits) if digits.isdigit() else 0

@@ -17,7 +17,8 @@ import torch
 from sixfold_api.runtime_config import KVReuseConfig
 from sixfold_runtime.engine import kv_metrics as series
 from sixfold_runtime.engine.kv_blocks import Blocks
-from sixfold_runtime.engine.kv_codec import BlockShape, dequantise
+from sixfold_runtime.engine.kv_codec import BlockShape
+from sixfold_runtime.engine.kv_decoding import Target
 from sixfold_runtime.engine.kv_metrics import KVMetrics
 from sixfold_runtime.engine.kv_redis import RedisTier
 from sixfold_runtime.engine.kv_thread import LoopThread
@@ -119,9 +120,9 @@ class KVStore:
             self._metrics.blocks(series.MISS if not self.problem else series.FAULT, len(names))
             lookup.is_done = True
         else:
-            self._thread.start(
-                self._find(lookup, Blocks(scope.salt, names, _shape(scope), token_ids), scope.dtype, wake)
-            )
+            wanted = Blocks(scope.salt, names, _shape(scope), token_ids)
+            target = Target(getattr(torch, scope.dtype), self._pin_memory)
+            self._thread.start(self._find(lookup, wanted, target, wake))
         return lookup
 
     def skip(self, scope: Scope, token_ids: Sequence[int]) -> None:
@@ -140,20 +141,20 @@ class KVStore:
             talk = _conversation(scope, conversation)
             self._thread.start(self._tiers.prefetch(scope.salt, talk, _shape(scope)))
 
-    async def _find(self, lookup: Lookup, wanted: Blocks, dtype: str, wake: Callable[[], None]) -> None:
+    async def _find(self, lookup: Lookup, wanted: Blocks, target: Target, wake: Callable[[], None]) -> None:
         began = time.perf_counter()
         try:
-            found = await self._tiers.find(wanted, lambda: lookup.is_cancelled)
-            if found.blocks and not lookup.is_cancelled:
-                keys, values = dequantise(found.blocks, getattr(torch, dtype), self._pin_memory)
-                lookup.prefix = Prefix(keys.shape[2], keys, values, found.from_memory, found.from_redis)
+            found = await self._tiers.find(wanted, target, lambda: lookup.is_cancelled)
+            if found is not None:
+                tokens, far = found.blocks * wanted.shape.tokens, found.blocks - found.near
+                lookup.prefix = Prefix(tokens, found.keys, found.values, found.near, far)
         finally:
             lookup.seconds = time.perf_counter() - began
             self._metrics.seconds(series.LOOKUP, lookup.seconds)
             lookup.is_done = True
             wake()
         if lookup.prefix is not None:
-            await self._tiers.renew(wanted, len(wanted.names[: lookup.prefix.tokens // wanted.shape.tokens]))
+            await self._tiers.renew(wanted, lookup.prefix.tokens // wanted.shape.tokens)
 
     # -- keeping
 

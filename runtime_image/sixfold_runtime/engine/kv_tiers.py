@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 
 from sixfold_api.kv_reuse import KVStore as Store
 from sixfold_api.runtime_config import KVReuseConfig
 from sixfold_runtime.engine import kv_metrics as series
 from sixfold_runtime.engine.kv_blocks import Blocks, Found, StoredNames
-from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, Quantised, check_block, decode_block
+from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, check_block
+from sixfold_runtime.engine.kv_decoding import Decoding, Target
 from sixfold_runtime.engine.kv_fault import RedisFault
 from sixfold_runtime.engine.kv_gate import Gate
 from sixfold_runtime.engine.kv_memory import MemoryTier
@@ -24,8 +27,8 @@ TRIAL_SECONDS = 1.0
 ERASE_SECONDS = 30.0
 ROUND_TRIP_BYTES = 1 << 20
 """Read or written at once: so the time limit is one of Redis, and not one of how long a prompt is."""
-BLOCKS_BETWEEN_TURNS = 8
-"""Of the event loop, so that a long prompt doesn't hold others up."""
+_RUN_BLOCKS = 16
+"""Decoded in one go, so that a long prompt doesn't hold others up."""
 _MOST_NAMES = 4096
 
 
@@ -40,6 +43,7 @@ class Tiers:
         self._coming: dict[bytes, asyncio.Event] = {}
         """Blocks that a prefetch is about to bring."""
         self._erasures = 0
+        self._decoders = ThreadPoolExecutor(1, "kv-decoder")
         self._reads = Gate(
             "Redis isn't read", partial(redis.ping, TRIAL_SECONDS), metrics.fault, self._reads_changed, clock
         )
@@ -56,7 +60,7 @@ class Tiers:
         ttl_seconds = config.ttl_seconds if config else 0.0
         self.memory.configure(config.memory_bytes if config else 0, ttl_seconds)
         self._stored.configure(ttl_seconds)
-        if config is not None and config.store is Store.REDIS:
+        if self._uses_redis:
             self._reads.watch()
             self._writes.watch()
         else:
@@ -67,6 +71,11 @@ class Tiers:
 
     async def close(self) -> None:
         await self.follow(None)
+        self._decoders.shutdown(wait=False)
+
+    @property
+    def _uses_redis(self) -> bool:
+        return self._config is not None and self._config.store is Store.REDIS
 
     def knows(self, names: Sequence[bytes]) -> int:
         """How many of the first blocks are kept, as far as this pod knows, and needn't be kept again."""
@@ -81,49 +90,74 @@ class Tiers:
 
     # -- lookups
 
-    async def find(self, wanted: Blocks, is_cancelled: Callable[[], bool]) -> Found:
-        """The longest run of first blocks."""
-        found, fetched, erasures = Found(), dict[bytes, bytes](), self._erasures
-        loss = series.MISS
-        while (at := len(found.blocks)) < len(wanted.names) and not is_cancelled():
-            name = wanted.names[at]
-            value = fetched.get(name) or self.memory.get(name, self._clock())  # in memory only what was checked
-            if value is None:
-                fault = await self._fetch(wanted, at, fetched)
-                if name not in fetched:
-                    loss = series.FAULT if fault else series.MISS
+    async def find(self, wanted: Blocks, target: Target, is_cancelled: Callable[[], bool]) -> Found | None:
+        """The longest run of first blocks; None where there is none, or nobody waits any more."""
+        decoding, erasures, loss = Decoding(wanted, target, self._decoders), self._erasures, series.MISS
+        while (at := decoding.count) < len(wanted.names) and not is_cancelled():
+            if values := self._in_memory(wanted.names[at:]):
+                decoding.add(values, is_near=True)
+            elif not await self._arrives(wanted.names[at]):
+                fetched = await self._fetch(wanted, at)
+                if not fetched:
+                    loss = series.MISS if fetched is not None or not self._uses_redis else series.FAULT
                     break
-                continue
-            block = self._decode(value, wanted, at, is_checked=name not in fetched)
-            if block is None:
-                loss = series.CORRUPT
-                self._forget(name)
-                break
-            found.blocks.append(block)
-            found.from_redis += name in fetched
-            found.from_memory += name not in fetched
-            if at % BLOCKS_BETWEEN_TURNS == 0:
-                await asyncio.sleep(0)
+                decoding.add(fetched, is_near=False)
+        found, bad = await self._join(decoding)
+        if bad:
+            self._metrics.fault(bad)
+            self._forget(wanted.names[found.blocks])
+            loss = series.CORRUPT
         if erasures == self._erasures:
-            self._note_use(wanted, found, fetched)
-        if not is_cancelled():
-            self._count(found, len(wanted.names), loss)
+            self._note_use(wanted, found)
+        if is_cancelled():
+            return None
+        self._count(found, len(wanted.names), loss)
+        if not found.blocks:
+            return None
+        found.keys, found.values = decoding.planes(found.blocks)
         return found
 
-    async def _fetch(self, wanted: Blocks, at: int, fetched: dict[bytes, bytes]) -> bool:
-        """Read the next blocks that memory lacks; returns whether Redis is at fault where they aren't there."""
-        if (coming := self._coming.get(wanted.names[at])) is not None:
-            await self._wait(coming)
-            if (value := self.memory.get(wanted.names[at], self._clock())) is not None:
-                fetched[wanted.names[at]] = value
-                return False
-        now, size = self._clock(), wanted.shape.value_bytes
-        missing = [name for name in wanted.names[at:] if not self.memory.holds(name, now)]
-        values = await self._get(wanted.salt, missing[: max(1, ROUND_TRIP_BYTES // size)], size)
-        if values is None:
-            return self._config is not None and self._config.store is Store.REDIS
-        fetched |= values
-        return False
+    def _in_memory(self, names: Sequence[bytes]) -> list[bytes]:
+        """The values of the first names, up to one that memory lacks."""
+        values: list[bytes] = []
+        now = self._clock()
+        for name in names:
+            value = self.memory.get(name, now)
+            if value is None or len(values) == _RUN_BLOCKS:
+                break
+            values.append(value)
+        return values
+
+    async def _arrives(self, name: bytes) -> bool:
+        """Wait for a block that a prefetch is about to bring; whether it came."""
+        if (coming := self._coming.get(name)) is None:
+            return False
+        try:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                await coming.wait()
+        except TimeoutError:
+            return False
+        return self.memory.holds(name, self._clock())
+
+    async def _fetch(self, wanted: Blocks, at: int) -> list[bytes] | None:
+        """Read the next blocks, up to one that is in memory; those that are there, None if Redis can't be asked."""
+        now = self._clock()
+        most = max(1, ROUND_TRIP_BYTES // wanted.shape.value_bytes)
+        names = list(takewhile(lambda name: not self.memory.holds(name, now), wanted.names[at : at + most]))
+        there = await self._get(wanted.salt, names, wanted.shape.value_bytes)
+        return None if there is None else [there[name] for name in takewhile(there.__contains__, names)]
+
+    async def _join(self, decoding: Decoding) -> tuple[Found, str]:
+        """What was good, and what was wrong with the next block, if it was there."""
+        found = Found()
+        for run in decoding.runs:
+            good, bad = await run.decoded
+            found.blocks += good
+            found.near += good if run.is_near else 0
+            found.fetched += [b""] * good if run.is_near else run.values[:good]
+            if bad:
+                return found, bad
+        return found, ""
 
     async def _get(self, salt: str, names: Sequence[bytes], size: int) -> dict[bytes, bytes] | None:
         """Those of the blocks that Redis has; None if it can't be asked."""
@@ -135,39 +169,23 @@ class Tiers:
         self._metrics.bytes(series.READ, sum(map(len, there.values())))
         return there
 
-    async def _wait(self, coming: asyncio.Event) -> None:
-        try:
-            async with asyncio.timeout(LOOKUP_SECONDS):
-                await coming.wait()
-        except TimeoutError:
-            return
-
-    def _decode(self, value: bytes, wanted: Blocks, index: int, is_checked: bool) -> Quantised | None:
-        try:
-            if not is_checked:
-                check_block(value, wanted.names[index], wanted.shape)
-            return decode_block(value, wanted.shape, wanted.ids(index))
-        except BadBlockError as bad:
-            self._metrics.fault(str(bad))
-            return None
-
     def _forget(self, name: bytes) -> None:
         """A block that is no good: whoever computes it next will keep it again."""
         self.memory.discard(name)
         self._stored.forget([name])
 
-    def _note_use(self, wanted: Blocks, found: Found, fetched: dict[bytes, bytes]) -> None:
-        now, used = self._clock(), wanted.names[: len(found.blocks)]
-        for name in reversed(used):
-            if name in fetched:
-                self.memory.put(name, fetched[name], wanted.salt, now)
-        self._stored.seen((name for name in used if name in fetched), now)
+    def _note_use(self, wanted: Blocks, found: Found) -> None:
+        now, used = self._clock(), wanted.names[: found.blocks]
+        fetched = [(name, value) for name, value in zip(used, found.fetched, strict=True) if value]
+        for name, value in reversed(fetched):
+            self.memory.put(name, value, wanted.salt, now)
+        self._stored.seen((name for name, _ in fetched), now)
         self.memory.use(used, now)
 
     def _count(self, found: Found, whole: int, loss: str) -> None:
-        self._metrics.blocks(series.HIT_MEMORY, found.from_memory)
-        self._metrics.blocks(series.HIT_REDIS, found.from_redis)
-        lost = whole - len(found.blocks)
+        self._metrics.blocks(series.HIT_MEMORY, found.near)
+        self._metrics.blocks(series.HIT_REDIS, found.blocks - found.near)
+        lost = whole - found.blocks
         if lost and loss == series.CORRUPT:
             self._metrics.blocks(series.CORRUPT, 1)
             lost, loss = lost - 1, series.MISS
@@ -267,7 +285,7 @@ class Tiers:
         """Forget all of a tenant; how many blocks that were, and why some may be left."""
         self._erasures += 1
         names, error = self.memory.erase(salt), ""
-        if self._redis.is_given and not self._is_memory_only:
+        if self._redis.is_given and (self._config is None or self._uses_redis):
             try:
                 if self._reads.problem:
                     raise RedisFault("unused", self._reads.problem)  # nobody waits for what is known not to answer
@@ -277,10 +295,6 @@ class Tiers:
                 error = f"blocks may be left in Redis until their time is over: {fault}"
         self._stored.forget(names)
         return len(names), error
-
-    @property
-    def _is_memory_only(self) -> bool:
-        return self._config is not None and self._config.store is Store.MEMORY
 
 
 def _batches(values: dict[bytes, bytes], size: int) -> Iterator[dict[bytes, bytes]]:

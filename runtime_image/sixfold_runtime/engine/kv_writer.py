@@ -15,8 +15,10 @@ from sixfold_runtime.engine import kv_metrics as series
 from sixfold_runtime.engine.kv_blocks import Blocks
 from sixfold_runtime.engine.kv_codec import BadBlockError, encode_blocks
 from sixfold_runtime.engine.kv_metrics import KVMetrics
-from sixfold_runtime.engine.kv_tiers import BLOCKS_BETWEEN_TURNS, Tiers
+from sixfold_runtime.engine.kv_tiers import Tiers
 
+BLOCKS_BETWEEN_TURNS = 8
+"""Of the event loop, so that a long answer doesn't hold lookups up."""
 QUEUE_BYTES = 256 << 20
 """Of keys and values that wait to be kept; what doesn't fit isn't kept."""
 
