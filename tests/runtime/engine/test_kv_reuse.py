@@ -172,7 +172,7 @@ class Scene:
 
 @pytest.fixture
 def scene(config: Any, collector: Any) -> Iterator[Scene]:
-    scene = Scene(config, collector, Shelf.open(EngineMetrics(RuntimeSettings()), None, "cpu"))
+    scene = Scene(config, collector, Shelf.open(EngineMetrics(RuntimeSettings()), None, "auto"))
     yield scene
     for runner in scene.runners:
         runner.close()
@@ -264,6 +264,23 @@ def test_an_answer_is_that_of_the_keys_and_values_it_began_with(
     # Each turn finds the whole blocks of the one before.
     assert answered == [0, 43 // BLOCK * BLOCK, 56 // BLOCK * BLOCK, 69 // BLOCK * BLOCK]
     assert bool(speculative) == any(done.accepted_tokens for done in scene.collector.dones.values())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("is_own", [True, False], ids=["sixfold", "transformers"])
+def test_on_a_gpu(is_own: bool, scene: Scene, tmp_path: Path, new_decoder: Callable[..., Path]) -> None:
+    """Through pinned memory in both directions, beside requests that decode."""
+    folder = new_decoder(tmp_path, "Llama" if is_own else "GPTNeoX")
+    model = load(ServedModel(name="chat", task=Task.GENERATION, path=str(folder)), torch.device("cuda"))
+    runner = scene.start(model)
+    prompt = tokens(40)
+    scene.submit(runner, "mate", tokens(30, 1), max_tokens=60)
+    scene.ask(runner, "0", prompt)
+    prefix = scene.found(runner, [*prompt, 5])
+    assert prefix is not None and prefix.tokens == 40 and prefix.keys.is_pinned()
+    scene.submit(runner, "mate2", tokens(30, 2), max_tokens=60)
+    assert scene.ask(runner, "1", [*prompt, 5]).cached_tokens == 40
+    assert scene.collector.text("1") == continued(model, [*prompt, 5], prefix)
 
 
 def test_the_answer_is_kept_too(scene: Scene, decoder: LoadedModel) -> None:
