@@ -85,8 +85,9 @@ def test_unasked_there_are_none() -> None:
         assert form.delta(0, "x", [])["logprobs"] is None
 
 
-def test_usage_tells_accepted_and_rejected_drafts() -> None:
-    usage = CompletionUsage.model_validate(Usage(3, 10, drafted_tokens=8, accepted_tokens=6).to_dict(), strict=True)
+def test_usage_tells_what_was_drafted_and_what_was_found() -> None:
+    usage = CompletionUsage.model_validate(Usage(3, 10, 8, 6, cached_tokens=2).to_dict(), strict=True)
     assert usage.total_tokens == 13
     assert usage.completion_tokens_details.accepted_prediction_tokens == 6
     assert usage.completion_tokens_details.rejected_prediction_tokens == 2
+    assert usage.prompt_tokens_details.cached_tokens == 2

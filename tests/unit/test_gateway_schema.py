@@ -15,7 +15,7 @@ from sixfold_runtime.gateway.addresses import parse_target
 from sixfold_runtime.gateway.errors import ApiError
 from sixfold_runtime.gateway.exchange import request_id
 from sixfold_runtime.gateway.generation import allowed_tokens
-from sixfold_runtime.gateway.openapi import schemas as documented_schemas
+from sixfold_runtime.gateway.openapi import schemas
 from sixfold_runtime.gateway.schema import ChatBody, ClassifyBody, CompletionBody
 
 JSON = st.recursive(
@@ -27,7 +27,7 @@ FIELDS = [
     *("model", "messages", "prompt", "input", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"),
     *("stop", "stream", "stream_options", "n", "tools", "logprobs", "response_format", "top_k", "user", "unknown"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "top_logprobs", "speculative"),
-    *("task", "early_exit"),
+    *("task", "early_exit", "kv_cache_reuse"),
 ]
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
 MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), JSON), max_size=3)
@@ -116,6 +116,7 @@ def test_log_probabilities_are_asked_for_in_each_endpoints_words() -> None:
         (completion, {"top_k": -2}, "top_k"),
         (completion, {"top_k": 1.5}, "top_k"),
         (chat, {"speculative": "no"}, "speculative"),
+        (chat, {"kv_cache_reuse": 1}, "kv_cache_reuse"),
         (chat, {"task": ""}, "task"),
         (completion, {"task": 1}, "task"),
         (completion, {"task": "x" * 257}, "task"),
@@ -129,16 +130,17 @@ def test_settings_out_of_range(parse: Callable[..., Any], fields: dict[str, Any]
 
 
 def test_the_document_has_every_setting() -> None:
-    schemas = documented_schemas()
+    documented = schemas()
     for body, logprobs in (("ChatBody", "boolean"), ("CompletionBody", "integer")):
-        properties = schemas[body]["properties"]
+        properties = documented[body]["properties"]
         names = {"frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "logprobs", "speculative"}
+        names |= {"kv_cache_reuse"}
         assert names <= properties.keys()
         assert all(properties[name]["description"] for name in names)
         assert logprobs in {option["type"] for option in properties["logprobs"]["anyOf"]}
         assert "X-Task" in properties["task"]["description"]
-    answer = schemas["ClassifyAnswer"]["properties"]["data"]["items"]
-    assert schemas[answer["$ref"].rpartition("/")[2]]["properties"]["exited"]["description"]
+    answer = documented["ClassifyAnswer"]["properties"]["data"]["items"]
+    assert documented[answer["$ref"].rpartition("/")[2]]["properties"]["exited"]["description"]
 
 
 @given(st.integers(0, 200), st.integers(1, 150), st.none() | st.integers(1, 10**9), st.none() | st.just(16))
