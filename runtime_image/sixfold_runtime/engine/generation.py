@@ -15,7 +15,7 @@ from sixfold_api.runtime_config import EffectiveConfig
 from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
 from sixfold_runtime.engine.errors import RequestError
-from sixfold_runtime.engine.forward import make_forward
+from sixfold_runtime.engine.forward import Forward, make_forward
 from sixfold_runtime.engine.intake import Intake
 from sixfold_runtime.engine.kv_queue import KVQueue
 from sixfold_runtime.engine.kv_reuse import KVReuse
@@ -82,7 +82,7 @@ class GenerationRunner:
         self._clock = clock
         self._sequences: dict[Key, Sequence] = {}
         self._prompts = PromptGroup(self._forward, metrics)
-        self._lanes = Lanes(lambda: Lane(self._forward, self._drafter()))
+        self._lanes = Lanes(_lane_maker(target, self._forward, self._draft))
         self._intake = Intake(target, self._forward, draft is not None, config, clock)
         self._scheduler: Scheduler[Key] = Scheduler(limits)
         self.slices = slices
@@ -235,12 +235,6 @@ class GenerationRunner:
         self._metrics.queued(self._clock() - sequence.arrived_seconds)
         self._metrics.reused(sequence.level, sequence.cached_tokens)
 
-    def _drafter(self) -> Drafter | None:
-        if self._draft is None:
-            return None
-        draft, forward = self._draft
-        return Drafter(forward, draft.context_tokens, self._model.vocabulary_tokens)
-
     def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""
         affected = list(sequences)
@@ -318,3 +312,11 @@ class GenerationRunner:
             lane.leave(sequence)
         elif not self._scheduler.is_prefilling:
             self._prompts.clear()
+
+
+def _lane_maker(target: LoadedModel, forward: Forward, draft: tuple[LoadedModel, Forward] | None) -> Callable[[], Lane]:
+    """Without the runner: who holds on to that would keep its weights in memory."""
+    if draft is None:
+        return lambda: Lane(forward, None)
+    model, draft_forward = draft
+    return lambda: Lane(forward, Drafter(draft_forward, model.context_tokens, target.vocabulary_tokens))
