@@ -62,7 +62,7 @@ class TokenBudget(Policy):
         self._queue.append(request)
 
     def decide(self, now_seconds: float, outstanding: int) -> tuple[list[Group], float | None]:
-        groups = []
+        groups: list[Group] = []
         while self._queue and outstanding + len(groups) < self._depth:
             groups.append(self._next())
         return groups, None
@@ -90,7 +90,7 @@ class LengthAware(Policy):
         self._config = config
         self._waiting: dict[int, Request] = {}
         self._sent: deque[tuple[int, float]] = deque()
-        """Padded tokens of what the engine has, and when each began, as far as can be known here."""
+        """Padded tokens of what the engine has, and since when it has nothing before it, if that is so."""
         self._costs = Costs()
 
     def arrive(self, request: Request) -> None:
@@ -113,8 +113,7 @@ class LengthAware(Policy):
         groups = []
         for batch in plan.batches:
             groups.append(tuple(self._waiting.pop(key) for key in batch.keys))
-            began = now_seconds if not self._sent else self._free_at() or now_seconds
-            self._sent.append((batch.padded_tokens, began))
+            self._sent.append((batch.padded_tokens, now_seconds))
         return groups, plan.wake_seconds
 
     def computed(self, group: Group, now_seconds: float) -> None:

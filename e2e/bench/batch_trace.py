@@ -39,7 +39,7 @@ def _lognormal(source: random.Random) -> float:
 def _pareto(source: random.Random) -> float:
     """Bounded at both ends, by inversion."""
     tail = (LEAST_TOKENS / MOST_TOKENS) ** _PARETO_SHAPE
-    return LEAST_TOKENS * (1 - source.random() * (1 - tail)) ** (-1 / _PARETO_SHAPE)
+    return LEAST_TOKENS * math.pow(1 - source.random() * (1 - tail), -1 / _PARETO_SHAPE)
 
 
 def trace(kind: str, count: int, requests_per_second: float, seed: int) -> list[Request]:

@@ -50,7 +50,7 @@ class Scale:
     computed_requests: int
 
 
-FULL, QUICK = Scale(10, 2000, 3, 500), Scale(4, 1000, 1, 40)
+FULL, QUICK = Scale(10, 2000, 2, 500), Scale(4, 1000, 1, 40)
 
 
 def fixed_policy(timeout_seconds: float) -> tuple[str, Callable[[], Policy]]:

@@ -25,10 +25,14 @@ from typing import Any
 
 import torch
 from batch_executors import MODEL
-from kv_quality import plays, quality
+from kv_quality import quality
 from peer import Peer
 from redis_server import RedisServer, write_directory
+from stack import REPOSITORY
 from transformers import AutoTokenizer
+
+sys.path.insert(0, str(REPOSITORY / "e2e" / "models"))
+import plays
 
 TURNS, TURN_TOKENS, MESSAGE_TOKENS = 4, 1024, (60, 140)
 GOALS = {"turn_2": 0.36, "turn_4": 0.21}
@@ -70,7 +74,7 @@ class Talk:
     """Messages of the user's, and the model's tokenizer."""
 
     def __init__(self) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
         speeches = [turn.speech for play in plays.held_out_plays().values() for turn in play]
         least, most = MESSAGE_TOKENS
         self._messages = [text for text in speeches if least <= len(self.tokens(text)) <= most]
