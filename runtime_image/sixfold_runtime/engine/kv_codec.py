@@ -136,19 +136,6 @@ def decode_block(value: bytes, shape: BlockShape, token_ids: Sequence[int]) -> Q
     return _parts(value, begin, shape)
 
 
-def dequantise(
-    blocks: Sequence[Quantised], dtype: torch.dtype, pin_memory: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [layers, kv_heads, all tokens, head_dim] of successive blocks of one shape; at least one."""
-    layers, heads, tokens, head_dim = blocks[0].keys.shape
-    sizes = (layers, heads, tokens * len(blocks), head_dim)
-    keys, values = (torch.empty(sizes, dtype=dtype, pin_memory=pin_memory) for _ in range(2))
-    for index, block in enumerate(blocks):
-        span = slice(index * tokens, (index + 1) * tokens)
-        block.dequantise_into(keys[:, :, span], values[:, :, span])
-    return keys, values
-
-
 def _parts(value: bytes, offset: int, shape: BlockShape) -> Quantised:
     layers, heads, tokens, head_dim = shape.layers, shape.kv_heads, shape.tokens, shape.head_dim
     buffer, parts = bytearray(value), []  # a copy: tensors can't be read-only

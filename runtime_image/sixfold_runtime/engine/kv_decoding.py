@@ -35,6 +35,14 @@ class Run:
     decoded: asyncio.Future[tuple[int, str]]
 
 
+def one_thread() -> ThreadPoolExecutor:
+    """A thread whose operations take no other threads with them: those are the engine's."""
+    pool, threads = ThreadPoolExecutor(1, "kv-codec"), torch.get_num_threads()
+    pool.submit(torch.set_num_threads, 1).result()
+    torch.set_num_threads(threads)  # the last call also says how many those take that begin later
+    return pool
+
+
 class Decoding:
     """Of one prompt.
 

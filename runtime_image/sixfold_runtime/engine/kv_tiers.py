@@ -13,7 +13,7 @@ from sixfold_api.runtime_config import KVReuseConfig
 from sixfold_runtime.engine import kv_metrics as series
 from sixfold_runtime.engine.kv_blocks import Blocks, Found, StoredNames
 from sixfold_runtime.engine.kv_codec import BadBlockError, BlockShape, check_block
-from sixfold_runtime.engine.kv_decoding import Decoding, Target
+from sixfold_runtime.engine.kv_decoding import Decoding, Target, one_thread
 from sixfold_runtime.engine.kv_fault import RedisFault
 from sixfold_runtime.engine.kv_gate import Gate
 from sixfold_runtime.engine.kv_memory import MemoryTier
@@ -43,7 +43,7 @@ class Tiers:
         self._coming: dict[bytes, asyncio.Event] = {}
         """Blocks that a prefetch is about to bring."""
         self._erasures = 0
-        self._decoders = ThreadPoolExecutor(1, "kv-decoder")
+        self._codec: ThreadPoolExecutor | None = None
         self._reads = Gate(
             "Redis isn't read", partial(redis.ping, TRIAL_SECONDS), metrics.fault, self._reads_changed, clock
         )
@@ -71,7 +71,15 @@ class Tiers:
 
     async def close(self) -> None:
         await self.follow(None)
-        self._decoders.shutdown(wait=False)
+        if self._codec is not None:
+            self._codec.shutdown(wait=False)
+
+    @property
+    def codec(self) -> ThreadPoolExecutor:
+        """Where blocks are decoded and encoded."""
+        if self._codec is None:
+            self._codec = one_thread()
+        return self._codec
 
     @property
     def _uses_redis(self) -> bool:
@@ -92,7 +100,7 @@ class Tiers:
 
     async def find(self, wanted: Blocks, target: Target, is_cancelled: Callable[[], bool]) -> Found | None:
         """The longest run of first blocks; None where there is none, or nobody waits any more."""
-        decoding, erasures, loss = Decoding(wanted, target, self._decoders), self._erasures, series.MISS
+        decoding, erasures, loss = Decoding(wanted, target, self.codec), self._erasures, series.MISS
         while (at := decoding.count) < len(wanted.names) and not is_cancelled():
             if values := self._in_memory(wanted.names[at:]):
                 decoding.add(values, is_near=True)

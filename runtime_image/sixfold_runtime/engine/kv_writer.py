@@ -6,8 +6,9 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -17,8 +18,8 @@ from sixfold_runtime.engine.kv_codec import BadBlockError, encode_blocks
 from sixfold_runtime.engine.kv_metrics import KVMetrics
 from sixfold_runtime.engine.kv_tiers import Tiers
 
-BLOCKS_BETWEEN_TURNS = 8
-"""Of the event loop, so that a long answer doesn't hold lookups up."""
+_BLOCKS_AT_ONCE = 8
+"""Encoded in one go, so that a long answer doesn't hold lookups up."""
 QUEUE_BYTES = 256 << 20
 """Of keys and values that wait to be kept; what doesn't fit isn't kept."""
 
@@ -116,11 +117,23 @@ class Writer:
         blocks, tokens, values = job.blocks, job.blocks.shape.tokens, list[bytes]()
         names = blocks.names[job.first :]
         size, ids = len(names) * tokens, blocks.token_ids[job.first * tokens :]
-        try:
-            for value in encode_blocks(job.keys[:, :, :size], job.values[:, :, :size], names, ids):
-                values.append(value)
-                if len(values) % BLOCKS_BETWEEN_TURNS == 0:
-                    await asyncio.sleep(0)
-        except BadBlockError as bad:
-            self._metrics.fault(str(bad))
+        encoded = encode_blocks(job.keys[:, :, :size], job.values[:, :, :size], names, ids)
+        begin = asyncio.get_running_loop().run_in_executor
+        while len(values) < len(names):
+            some, bad = await begin(self._tiers.codec, _some, encoded)
+            values += some
+            if bad:
+                self._metrics.fault(bad)
+                break
         return values
+
+
+def _some(encoded: Iterator[bytes]) -> tuple[list[bytes], str]:
+    """The next few blocks, and why there are no more, if there aren't."""
+    values = []
+    try:
+        for value in islice(encoded, _BLOCKS_AT_ONCE):
+            values.append(value)
+    except BadBlockError as bad:
+        return values, str(bad)
+    return values, ""
