@@ -267,7 +267,7 @@ def test_metrics_and_log_name_the_task(pair: Any, caplog: pytest.LogCaptureFixtu
 def test_the_document_tells_of_it(pair: Any) -> None:
     document = pair.client.get("/openapi.json").json()
     operation = document["paths"][PATH]["post"]
-    assert [parameter["name"] for parameter in operation["parameters"]] == ["X-Task"]
+    assert [parameter["name"] for parameter in operation["parameters"]] == ["X-Task", "X-Priority", "X-Request-Timeout"]
     reference = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
     answer = document["components"]["schemas"][reference.rpartition("/")[2]]
     item = document["components"]["schemas"]["LabelledText"]["properties"]
