@@ -170,6 +170,7 @@ class Batcher:
         tickets = [self._tickets[request_id] for request_id in batch.keys]
         session, now = batch.engine, self._clock()
         streams = self._load(session, group).send(session, [ticket.request for ticket in tickets])
+        self._changed.set()  # how long the batch takes is known only now: what may go behind it is decided anew
         self._metrics.batch(batch)
         for ticket, stream in zip(tickets, streams, strict=True):
             waiting = ticket.waiting
@@ -229,19 +230,21 @@ class Batcher:
         index = displaced([waiting.waiting.flow for waiting in tickets], ticket.waiting.flow)
         if index is None:
             self._metrics.left(Outcome.REFUSED)
-            raise self._overloaded(ticket)
-        self._leave(tickets[index], Outcome.DISPLACED)
-        if not tickets[index].placed.done():
-            tickets[index].placed.set_exception(self._overloaded(tickets[index]))
+            is_shared = any(other.waiting.tenant != ticket.waiting.tenant for other in tickets)
+            raise self._overloaded(ticket.group, is_shared)
+        other = tickets[index]
+        self._leave(other, Outcome.DISPLACED)
+        if not other.placed.done():
+            other.placed.set_exception(self._overloaded(other.group, other.waiting.tenant != ticket.waiting.tenant))
 
-    def _overloaded(self, ticket: Ticket) -> ApiError:
-        """503 where all that wait are one tenant's, 429 where others wait too and this one has had its share."""
-        retry_seconds = self._backlog_seconds(ticket.group)
-        if all(other.waiting.tenant == ticket.waiting.tenant for other in self._tickets.values()):
-            message = f"{len(self._tickets)} requests wait here and no more may; try again in a moment"
-            return unavailable(message, "gateway_overloaded", retry_seconds)
-        message = "the queue is full, and this key's requests have their share of it; try again in a moment"
-        return ApiError(429, "queue_share_exceeded", message, retry_after_seconds=retry_seconds)
+    def _overloaded(self, group: Group, is_shared: bool) -> ApiError:
+        """429 where other tenants wait too and this one has had its share, 503 where all are its own."""
+        retry_seconds = self._backlog_seconds(group)
+        if is_shared:
+            message = "the queue is full, and this key's requests have their share of it; try again in a moment"
+            return ApiError(429, "queue_share_exceeded", message, retry_after_seconds=retry_seconds)
+        message = "as many requests wait here as may; try again in a moment"
+        return unavailable(message, "gateway_overloaded", retry_seconds)
 
     def _backlog_seconds(self, group: Group) -> float:
         """About how long the engines take for what waits."""

@@ -93,7 +93,7 @@ class Batch(Generic[Key, EngineKey]):
 @dataclass(frozen=True)
 class Plan(Generic[Key, EngineKey]):
     batches: tuple[Batch[Key, EngineKey], ...] = ()
-    """To send now."""
+    """To send now; then plan again, since only then is it known how long they keep their engines busy."""
     expired: tuple[Key, ...] = ()
     """Their deadline is over."""
     wake_seconds: float | None = None
