@@ -10,7 +10,7 @@ import torch
 
 from sixfold_runtime.engine.kv_codec import BlockShape
 
-_MOST_NAMES = 200_000
+_MOST_NAMES = 50_000
 _RENEW_SHARE = 0.1
 """Of the TTL: what was used so shortly ago isn't renewed again."""
 
