@@ -7,7 +7,7 @@ reuse costs time, never a request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.kv_cache import KVCache
 from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.kv_store import Lookup
+from sixfold_runtime.engine.kv_writer import QUEUE_BYTES
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.rotary import STATIC_KINDS
 from sixfold_runtime.engine.sequence import Sequence
@@ -27,6 +28,8 @@ from sixfold_runtime.modes.kv_reuse import ReuseCosts, Scope
 
 log = logging.getLogger(__name__)
 _DIGESTING = "the digest of the weights is still being computed: keys and values are reused from then on"
+_PIECE_BYTES = 64 * 2**20
+"""Of an answer's keys and values, copied at a time: a large model has half a megabyte a token."""
 _MEANWHILE = "keys and values in this pod's memory are reused meanwhile"
 
 
@@ -150,9 +153,18 @@ class KVReuse:
         store, block = self._shelf.store, config.block_tokens
         token_ids = sequence.context[: tokens // block * block]
         known = max(store.known_tokens(scope, token_ids), sequence.cached_tokens // block * block)
-        if known < len(token_ids):
-            keys, values, ready = _on_host(*cache.read(row, known, len(token_ids)))
-            store.keep(scope, token_ids, known, keys, values, sequence.request.conversation, ready)
+        for start, end in self._pieces(known, len(token_ids), block):
+            keys, values, ready = _on_host(*cache.read(row, start, end))
+            store.keep(scope, token_ids[:end], start, keys, values, sequence.request.conversation, ready)
+
+    def _pieces(self, start: int, end: int, block_tokens: int) -> Iterator[tuple[int, int]]:
+        """Tokens to copy at a time: whole blocks, so many that copying takes little memory, and not more in all than
+        the store takes. The rest of a long answer is kept after the next one of its conversation."""
+        assert self.shape is not None
+        blocks = _PIECE_BYTES // (block_tokens * self.shape.bytes_per_token)
+        step = max(1, blocks) * block_tokens
+        end = min(end, start + QUEUE_BYTES // _PIECE_BYTES * step)
+        yield from ((first, min(first + step, end)) for first in range(start, end, step))
 
     def _least_tokens(self, config: KVReuseConfig) -> int:
         return config.min_prompt_tokens or self._costs.least_tokens(config.block_tokens)

@@ -27,7 +27,7 @@ from sixfold_api.runtime_config import (
     WeightSet,
 )
 from sixfold_api.scalars import FullWeights, Task
-from sixfold_runtime.engine import kv_queue
+from sixfold_runtime.engine import kv_queue, kv_reuse
 from sixfold_runtime.engine.checkpoint import TensorStore
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.fingerprint import trunk_fingerprint
@@ -359,6 +359,16 @@ def test_prompts_that_wait_take_bounded_memory(
     scene.finish(runner)
     assert [scene.collector.dones[str(index)].cached_tokens for index in range(1, 6)] == [40] * 5
     assert list(scene.collector.dones) == list("012345")
+
+
+def test_a_long_answer_is_kept_in_pieces(scene: Scene, decoder: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the rest of it after the next answer, where the store doesn't take all at once."""
+    token_bytes = 2 * 3 * 2 * 8 * 4
+    monkeypatch.setattr(kv_reuse, "_PIECE_BYTES", 3 * BLOCK * token_bytes)
+    monkeypatch.setattr(kv_reuse, "QUEUE_BYTES", 6 * BLOCK * token_bytes)
+    runner, prompt = scene.start(decoder), tokens(100)
+    cached = [scene.ask(runner, str(turn), prompt, max_tokens=5).cached_tokens for turn in range(4)]
+    assert cached == [0, 6 * BLOCK, 12 * BLOCK, 12 * BLOCK]
 
 
 # -- what comes between
