@@ -161,9 +161,8 @@ class EventStream(Response):
             self._exchange.metrics.streams.cut()
             self._exchange.client_left = True
         except (ClientLeftError, OSError):
-            self._exchange.client_left = (
-                not self._is_sent
-            )  # servers report a whole answer's end as the client's leaving
+            # Servers report the end of a whole answer as they do a client's leaving.
+            self._exchange.client_left = not self._is_sent
         finally:
             await self._events.aclose()
 
