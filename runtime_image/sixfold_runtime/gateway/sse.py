@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Any, TypeVar
 
@@ -67,10 +68,6 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 def event(data: dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(data) + b"\n\n"
-
-
-class StalledError(Exception):
-    """The client reads nothing, or next to nothing."""
 
 
 class _Outlet:
@@ -151,12 +148,15 @@ class EventStream(Response):
         self._events = events
         self._exchange = exchange
         self._stall_seconds = stall_seconds
-        self._is_sent = False
+        self._writing_seconds: float | None = None
+        self._is_stalled = self._is_sent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._send_all(send))
-        except StalledError:
+        except asyncio.CancelledError:
+            if not self._is_stalled:
+                raise
             log.warning("request %s: the client read nothing for %g s", self._exchange.id, self._stall_seconds)
             self._exchange.metrics.streams.cut()
             self._exchange.client_left = True
@@ -170,9 +170,10 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         outlet = _Outlet(lambda events, is_last: self._write(send, events, is_last))
         try:
-            async for data in self._events_or_error():
-                await outlet.put(data)
-            await outlet.end()
+            with self._cut_when_stalled():
+                async for data in self._events_or_error():
+                    await outlet.put(data)
+                await outlet.end()
         finally:
             await outlet.close()
 
@@ -193,9 +194,29 @@ class EventStream(Response):
         data = b"".join(events)
         body = self._encoder.encode(data, is_last)
         self._exchange.metrics.streams.sent(self._form, len(events), len(data), len(body))
+        self._writing_seconds = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._writing_seconds = None
+        self._is_sent = is_last
+
+    @contextmanager
+    def _cut_when_stalled(self) -> Iterator[None]:
+        """Cancels the task when one write takes too long. One timer a stream: one a write would cost more than it."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        timer: asyncio.TimerHandle
+
+        def check() -> None:
+            nonlocal timer
+            now = time.monotonic()
+            due = (self._writing_seconds or now) + self._stall_seconds
+            if self._writing_seconds is not None and due <= now:
+                self._is_stalled = task.cancel()
+            else:
+                timer = loop.call_later(due - now, check)
+
+        check()
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-            self._is_sent = is_last
-        except TimeoutError:
-            raise StalledError from None
+            yield
+        finally:
+            timer.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from prometheus_client import generate_latest
 from starlette.types import Receive, Scope, Send
 
 from sixfold_runtime.config import ConfigStore, default_config
+from sixfold_runtime.gateway.deadline import Deadlines
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.metrics import GatewayMetrics
 from sixfold_runtime.gateway.pool import Pool
@@ -47,7 +49,7 @@ class Answer:
         self.metrics = GatewayMetrics(settings, ConfigStore(default_config(3)), Pool([], settings.policy))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange("1", self.metrics, 3, "/")
+        exchange = Exchange("1", self.metrics, 3, "/", Deadlines().begin(time.monotonic() + 300))
         self.exchanges.append(exchange)
         await EventStream(self._events(), exchange, Encoding(self.form), self.stall_seconds)(scope, receive, send)
 
@@ -97,7 +99,7 @@ def connect() -> Iterator[Callable[[Answer], socket.socket]]:
 def test_nothing_is_made_that_nobody_reads(connect: Callable[..., socket.socket], until: Callable[..., Any]) -> None:
     answer = Answer(count=100_000, stall_seconds=0.5)
     connect(answer)
-    until(answer.closed.is_set, "the stream to be cut off")
+    until(answer.closed.is_set, "the stream to be cut off", 60)
     # Twice what may wait: what is being sent, and what waits meanwhile.
     most_bytes = 2 * MAX_WAITING_BYTES + UVICORN_BYTES + 4 * SOCKET_BYTES
     assert answer.made * len(EVENT) < 2 * most_bytes
@@ -134,7 +136,7 @@ def test_a_client_that_leaves_ends_the_work(connect: Callable[..., socket.socket
     client = connect(answer)
     client.recv(4096)
     client.close()
-    until(answer.closed.is_set, "the answer to be given up")
+    until(answer.closed.is_set, "the answer to be given up", 60)
     assert answer.made < 1_000_000
     until(lambda: answer.exchanges[0].client_left, "the exchange to say so")
     assert answer.metric("sixfold_stream_cut_total") == 0
