@@ -381,8 +381,8 @@ def test_an_engine_is_free_for_prompts_after_the_first_token(
     until(lambda: len(engine.waiting) == 2 and ours.queued == 1, "one behind it, one in the queue")
     engine.send(Step([Chunk(engine.waiting[0], "he", 1, level=3)]))
     until(lambda: len(engine.waiting) == 3, "the third prompt, while the first is decoded")
-    engine.answer(3)
-    assert [answer.result(30).json()["choices"][0]["text"] for answer in answers].count("hello") == 2
+    finish(engine, answers, until)
+    assert [answer.result().json()["choices"][0]["text"] for answer in answers].count("hello") == 2
 
 
 # Keys and values
