@@ -12,6 +12,9 @@ from sixfold_runtime.gateway.session import Event, Session, Stream
 from sixfold_runtime.modes.batch_costs import Costs
 from sixfold_runtime.modes.batching import Engine
 
+_TOGETHER_SECONDS = 0.001
+"""A batch that ends so soon after the one before was computed together with it: what it costs can't be told."""
+
 
 @dataclass(eq=False)
 class _Sent:
@@ -68,8 +71,9 @@ class EngineLoad:
         sent.missing.discard(request_id)
         if not sent.missing:
             now = self._clock()
-            if sent is self._sent[0] and sent.is_whole:
-                self._costs.observe(sent.padded_tokens, now - sent.started_seconds)
+            seconds = now - sent.started_seconds
+            if sent is self._sent[0] and sent.is_whole and seconds > _TOGETHER_SECONDS:
+                self._costs.observe(sent.padded_tokens, seconds)
             self._sent.remove(sent)
             if self._sent:
                 self._sent[0].started_seconds = max(now, self._sent[0].started_seconds)
