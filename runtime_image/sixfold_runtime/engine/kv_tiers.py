@@ -100,16 +100,16 @@ class Tiers:
 
     async def find(self, wanted: Blocks, target: Target, is_cancelled: Callable[[], bool]) -> Found | None:
         """The longest run of first blocks; None where there is none, or nobody waits any more."""
-        decoding, erasures, loss = Decoding(wanted, target, self.codec), self._erasures, series.MISS
+        decoding, erasures, loss = Decoding(wanted, target, self.codec), self._erasures, ""
         while (at := decoding.count) < len(wanted.names) and not is_cancelled():
             if values := self._in_memory(wanted.names[at:]):
                 decoding.add(values, is_near=True)
             elif not await self._arrives(wanted.names[at]):
-                fetched = await self._fetch(wanted, at)
-                if not fetched:
-                    loss = series.MISS if fetched is not None or not self._uses_redis else series.FAULT
+                values, loss = await self._fetch(wanted, at)
+                if values:
+                    decoding.add(values, is_near=False)
+                if loss:
                     break
-                decoding.add(fetched, is_near=False)
         found, bad = await self._join(decoding)
         if bad:
             self._metrics.fault(bad)
@@ -147,13 +147,16 @@ class Tiers:
             return False
         return self.memory.holds(name, self._clock())
 
-    async def _fetch(self, wanted: Blocks, at: int) -> list[bytes] | None:
-        """Read the next blocks, up to one that is in memory; those that are there, None if Redis can't be asked."""
+    async def _fetch(self, wanted: Blocks, at: int) -> tuple[list[bytes], str]:
+        """Read the next blocks, up to one that is in memory; those that are there, and why not all, if not all are."""
         now = self._clock()
         most = max(1, ROUND_TRIP_BYTES // wanted.shape.value_bytes)
         names = list(takewhile(lambda name: not self.memory.holds(name, now), wanted.names[at : at + most]))
         there = await self._get(wanted.salt, names, wanted.shape.value_bytes)
-        return None if there is None else [there[name] for name in takewhile(there.__contains__, names)]
+        if there is None:
+            return [], series.FAULT if self._uses_redis else series.MISS
+        values = [there[name] for name in takewhile(there.__contains__, names)]
+        return values, "" if 0 < len(names) == len(values) else series.MISS
 
     async def _join(self, decoding: Decoding) -> tuple[Found, str]:
         """What was good, and what was wrong with the next block, if it was there."""

@@ -15,9 +15,17 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "e2e
 from kv_pods import PROMPT, SCOPE, TOKENS, Pod, random_planes
 from redis_server import RedisCluster, RedisServer, SentinelSet, wait_until, write_directory
 
+from sixfold_runtime.engine import kv_tiers
+
 OpenPod = Callable[..., Pod]
 RECOVERY_SECONDS = 10.0
 """Far more than the trials' longest wait of a second: the machine may be busy."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other tests is no fault of Redis."""
+    monkeypatch.setattr(kv_tiers, "LOOKUP_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -74,7 +82,7 @@ def test_stopped_and_resumed(pod: Pod, server: RedisServer) -> None:
     for _ in range(10):
         assert pod.found() == 0
     misses_without_waiting(pod)
-    assert pod.number("seconds_count", operation="lookup") <= 5, "only a few lookups wait for 0.1 s each"
+    assert pod.number("seconds_count", operation="lookup") <= 5, "only a few lookups wait"
     assert "blocks may be left" in pod.erase()[1]
     assert "doesn't answer" in pod.store.problem and pod.faults("timeout") > 0
     server.resume()
