@@ -114,7 +114,7 @@ class Exchange:
             "task": self.slice,
             "level": self.level,
             "arm": self.arm,
-            "priority": self.terms.priority,
+            "priority": None if self.task is None else self.terms.priority,
             "input_length": self.input_tokens,
             "cached_length": self.cached_tokens,
             "output_length": self.output_tokens,
