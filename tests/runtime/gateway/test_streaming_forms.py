@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import httpx
 import openai
 import pytest
 import zstandard
+from playwright.sync_api import sync_playwright
 from typer.testing import CliRunner
 
 from sixfold_runtime.cli import app as cli
@@ -29,6 +32,15 @@ CHAT: dict[str, Any] = {
 LONG = {**CHAT, "max_tokens": 3000}
 IDENTITY = {"Accept-Encoding": "identity"}
 SSE = {"X-Stream-Compression": "sse-zstd"}
+
+
+ASK = """
+async ([path, body]) => {
+  const headers = {"Content-Type": "application/json"};
+  const answer = await fetch(path, {method: "POST", headers, body: JSON.stringify(body)});
+  return [answer.headers.get("content-encoding"), await answer.text()];
+}
+"""
 
 
 def content(body: str) -> str:
@@ -250,6 +262,32 @@ class TestDictionary:
                 answer = client.post(PATH, json=CHAT)
                 assert ("dictionary=" in answer.headers["x-stream-compression"]) is used
                 assert content(answer.text) == expected
+
+    def test_chromium_uses_it_by_itself(
+        self, new_gateway: Any, engine: Any, folder: Path, until: Callable[..., Any]
+    ) -> None:
+        """RFC 9842: once a page has fetched the dictionary, the browser offers it and decodes what comes."""
+        chromium = shutil.which("chromium")
+        if chromium is None:
+            pytest.skip("Chromium isn't installed")
+        gateway = new_gateway(engine.port, dictionary=folder)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page()
+            page.goto(f"{gateway.url}/healthz")
+
+            def ask() -> tuple[str, str]:
+                encoding, text = page.evaluate(ASK, [PATH, CHAT])
+                return encoding, content(text)
+
+            first, said = ask()
+            assert first == "zstd"
+            page.evaluate(
+                "path => fetch(path).then(answer => answer.blob())",
+                Dictionary((folder / "dictionary").read_bytes()).path,
+            )
+            until(lambda: ask() == ("dcz", said), "the browser to use the dictionary", 60)
+            browser.close()
 
     def test_it_is_replaced_while_the_gateway_runs(
         self, new_gateway: Any, engine: Any, folder: Path, trained: bytes
