@@ -132,27 +132,30 @@ def plan(
     deadlines = [r.deadline_seconds for r in waiting if r.deadline_seconds is not None]
     wake = min((deadline for deadline in deadlines if deadline > now_seconds), default=math.inf)
     expired = {r.key for r in waiting if r.deadline_seconds is not None and r.deadline_seconds <= now_seconds}
+    live = [request for request in waiting if request.key not in expired]
     batches: list[Batch[Key, EngineKey]] = []
-    soonest = min((_free_seconds(engine, now_seconds) for engine in engines), default=math.inf)
-    if soonest > now_seconds:
-        return Plan((), tuple(expired), _or_none(min(wake, soonest) if len(waiting) > len(expired) else wake))
-    gone = set(expired)
-    live = [request for request in waiting if request.key not in gone]
-    ranks = flow_ranks({request.flow for request in live}, config, served)
-    queue = in_order(live, engines, config, ranks)
-    for first in queue:
-        if first.key in gone:
-            continue
-        engine, starts_seconds = _engine_for(first, engines, partial(_start_seconds, first, now_seconds, config))
-        if engine is None or starts_seconds > now_seconds:
-            # Those behind it may be due before it, or go where it can't go.
-            wake = min(wake, starts_seconds)
-            continue
-        rest = [request for request in queue if request.key not in gone and request is not first]
-        members = [first, *companions(first, rest, engine, engines, config, ranks)]
-        gone.update(request.key for request in members)
-        batches.append(_batch(engine.key, members))
-        engines = [_with_batch(other, len(members)) if other is engine else other for other in engines]
+    soonest = _soonest(engines, now_seconds)
+    if live and soonest <= now_seconds:
+        ranks = flow_ranks({request.flow for request in live}, config, served)
+        queue, gone = in_order(live, engines, config, ranks), set[Key]()
+        for first in queue:
+            if first.key in gone:
+                continue
+            engine, starts_seconds = _engine_for(first, engines, partial(_start_seconds, first, now_seconds, config))
+            if engine is None or starts_seconds > now_seconds:
+                # Those behind it may be due before it, or go where it can't go.
+                wake = min(wake, starts_seconds)
+                continue
+            rest = [request for request in queue if request.key not in gone and request is not first]
+            members = [first, *companions(first, rest, engine, engines, config, ranks)]
+            gone.update(request.key for request in members)
+            batches.append(_batch(engine.key, members))
+            engines = [_with_batch(other, len(members)) if other is engine else other for other in engines]
+            soonest = _soonest(engines, now_seconds)
+            if soonest > now_seconds:
+                break
+    if len(live) > sum(len(batch.keys) for batch in batches) and soonest > now_seconds:
+        wake = min(wake, soonest)
     return Plan(tuple(batches), tuple(expired), _or_none(wake))
 
 
@@ -230,12 +233,18 @@ def companions(
     for longest in sorted({first.tokens, *(request.tokens for request in near)}):
         if longest < first.tokens:
             continue
-        most = config.max_batch_tokens // longest - 1
-        chosen = [request for request in near if longest - overhead <= request.tokens <= longest][: max(0, most)]
+        most = max(0, config.max_batch_tokens // longest - 1)
+        if most * overhead <= most_saved:
+            break  # longer ones leave room for still fewer
+        chosen = [request for request in near if longest - overhead <= request.tokens <= longest][:most]
         saved = sum(overhead - (longest - request.tokens) for request in chosen) - (longest - first.tokens)
         if saved > most_saved:
             best, most_saved = chosen, saved
     return best
+
+
+def _soonest(engines: Sequence[Engine[EngineKey]], now_seconds: float) -> float:
+    return min((_free_seconds(engine, now_seconds) for engine in engines), default=math.inf)
 
 
 def _free_seconds(engine: Engine[EngineKey], now_seconds: float) -> float:
