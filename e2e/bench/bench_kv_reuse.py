@@ -2,8 +2,9 @@
 
 Four turns: a short message of the user's and a long answer each, so that the history has about 1,024 tokens at turn 2
 and 3,072 at turn 4. Every turn is served by a fresh engine process, whose memory holds nothing yet, with a real Redis
-beside it; the same prompt goes to a fresh process that reuses nothing, before or after it in turns. Times are from
-submitting to the first token. The history is what was computed, token by token: a model that is sampled from now and
+beside it; the same prompt goes to a fresh process that reuses nothing, just before or after it in turns. Times are
+from submitting to the first token; the ratio of the processes' CPU times stands beside, for machines that have other
+things to do. The history is what was computed, token by token: a model that is sampled from now and
 then spells a word with other tokens than its tokenizer would, and reuse ends there when a client sends the text back.
 How much of the history is found in that case, with answers that end where the model's do, stands beside it.
 
@@ -54,7 +55,11 @@ class Turn:
     cached_tokens: int
     reused_seconds: float
     computed_seconds: float
+    reused_cpu_seconds: float
+    computed_cpu_seconds: float
     lookup_seconds: float
+    faults: float
+    """Of Redis, such as answers that took too long: where the machine is overloaded, less is found."""
 
 
 @contextmanager
@@ -102,21 +107,36 @@ def dialogue(redis: Path, talk: Talk, reused_first: bool, quick: bool) -> list[T
     turns, history = [], list[int]()
     for number in range(1, TURNS + 1):
         prompt = talk.next_prompt(history)
-        compares = number == TURNS or (number > 1 and not (quick and number == TURNS - 1))
-        answer_tokens = max(1, number * TURN_TOKENS - len(prompt)) if number < TURNS else 1
-        ways: dict[Path | None, int] = {redis: answer_tokens, **({None: 1} if compares else {})}
-        found = {}
-        for way in list(ways) if reused_first else reversed(ways):
-            with engine(way) as process:
-                found[way] = process.ask({"token_ids": prompt, "max_tokens": ways[way], "temperature": 1.0})
-        reused = found[redis]
-        history = [*prompt, *reused["answer"]]
-        if compares:
-            seconds = reused["first_seconds"], found[None]["first_seconds"], reused["lookup_seconds"]
-            turns.append(Turn(number, len(prompt), reused["cached_tokens"], *seconds))
-            print(turns[-1], flush=True)
-        reused_first = not reused_first
+        with engine(redis) as reusing:
+            if number == TURNS or (number > 1 and not (quick and number == TURNS - 1)):
+                with engine(None) as computing:
+                    turns.append(compared(number, prompt, reusing, computing, reused_first))
+                print(turns[-1], flush=True)
+                reused_first = not reused_first
+            if number < TURNS:
+                answer_tokens = max(1, number * TURN_TOKENS - len(prompt))
+                question = {"token_ids": prompt, "max_tokens": answer_tokens, "temperature": 1.0}
+                history = [*prompt, *reusing.ask(question)["answer"]]
     return turns
+
+
+def compared(number: int, prompt: list[int], reusing: Peer, computing: Peer, reused_first: bool) -> Turn:
+    """A first token from each of two fresh processes."""
+    answers = {}
+    for process in (reusing, computing) if reused_first else (computing, reusing):
+        answers[process] = process.ask({"token_ids": prompt, "max_tokens": 1})
+    reused, computed = answers[reusing], answers[computing]
+    return Turn(
+        number=number,
+        prompt_tokens=len(prompt),
+        cached_tokens=reused["cached_tokens"],
+        reused_seconds=reused["first_seconds"],
+        computed_seconds=computed["first_seconds"],
+        reused_cpu_seconds=reused["first_cpu_seconds"],
+        computed_cpu_seconds=computed["first_cpu_seconds"],
+        lookup_seconds=reused["lookup_seconds"],
+        faults=reused["faults"],
+    )
 
 
 def dialogues(redis: Path, talk: Talk, quick: bool) -> dict[str, Any]:
@@ -130,9 +150,14 @@ def dialogues(redis: Path, talk: Talk, quick: bool) -> dict[str, Any]:
 def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     """Medians over dialogues."""
     ratios = [turn.reused_seconds / turn.computed_seconds for turn in turns]
-    names = ("prompt_tokens", "cached_tokens", "reused_seconds", "computed_seconds", "lookup_seconds")
-    medians = {name: round(statistics.median(getattr(turn, name) for turn in turns), 4) for name in names}
-    return {"ratio": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios], **medians}
+    cpu_ratios = [turn.reused_cpu_seconds / turn.computed_cpu_seconds for turn in turns]
+    names = ("prompt_tokens", "cached_tokens", "reused_seconds", "computed_seconds", "lookup_seconds", "faults")
+    return {
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+        **{name: round(statistics.median(getattr(turn, name) for turn in turns), 4) for name in names},
+    }
 
 
 def found_of_chats(redis: Path, talk: Talk, quick: bool) -> float:
@@ -155,7 +180,7 @@ def found_of_chats(redis: Path, talk: Talk, quick: bool) -> float:
 
 def from_which_length(redis: Path, quick: bool) -> dict[str, Any]:
     """Ratios of times to first token where so many leading tokens are found in Redis, and 16 are new."""
-    source, ratios = random.Random(1), {}
+    source, ratios, incomplete = random.Random(1), dict[int, float](), 0
     with engine(redis, NO_MEMORY, min_prompt_tokens=1) as process:
         for length in LENGTHS[:: 3 if quick else 1]:
             prefix = source.choices(VOCABULARY, k=length)
@@ -165,13 +190,15 @@ def from_which_length(redis: Path, quick: bool) -> dict[str, Any]:
                 new, times = source.choices(VOCABULARY, k=NEW_TOKENS), {}
                 for reuses in (True, False) if number % 2 else (False, True):
                     answer = process.ask({"token_ids": [*prefix, *new], "max_tokens": 1, "kv_reuse": reuses})
-                    assert answer["cached_tokens"] == (length if reuses else 0), answer
                     times[reuses] = answer["first_seconds"]
+                    # Less is found where Redis answers too late, as on an overloaded machine; it counts all the same.
+                    incomplete += reuses and answer["cached_tokens"] < length
                 pairs.append(times[True] / times[False])
             ratios[length] = round(statistics.median(pairs), 3)
     print(f"time to first token by leading tokens found, over computing them: {ratios}", flush=True)
     pays = [length for length in ratios if all(ratios[other] < 1 for other in ratios if other >= length)]
-    return {"ratios": ratios, "pays_from_tokens": min(pays, default=None), **by_the_engine(redis, quick)}
+    found = {"ratios": ratios, "pays_from_tokens": min(pays, default=None), "incomplete_lookups": incomplete}
+    return {**found, **by_the_engine(redis, quick)}
 
 
 def by_the_engine(redis: Path, quick: bool) -> dict[str, Any]:

@@ -39,8 +39,12 @@ class Answer(Collector):
         super().__init__()
         self.text = ""
         self.token_ids: list[int] = []
+        self.first_cpu_seconds = 0.0
+        """Of the process, when the first token came."""
 
     def deliver(self, chunks: Any, dones: Any) -> None:
+        if chunks and not self.first_cpu_seconds:
+            self.first_cpu_seconds = time.process_time()
         self.text += "".join(chunk.text for chunk in chunks)
         self.token_ids += [token.token_id for chunk in chunks for token in chunk.logprobs]
         super().deliver(chunks, dones)
@@ -94,18 +98,20 @@ class Process:
             logprobs=0,  # they come with the tokens
         )
         request = Generate("1", "chat", question["token_ids"], sampling, kv_reuse=question.get("kv_reuse", True))
-        answer, started = Answer(), time.perf_counter()
+        answer, cpu_started, started = Answer(), time.process_time(), time.perf_counter()
         self._engine.submit(answer, [request])
         done = answer.wait(1)[0]
         assert answer.first_seconds is not None
         self._settle()
         return {
             "first_seconds": answer.first_seconds - started,
+            "first_cpu_seconds": answer.first_cpu_seconds - cpu_started,
             "text": answer.text,
             "answer": answer.token_ids,
             "cached_tokens": done.cached_tokens,
             "lookup_seconds": self._value("sixfold_kv_seconds_sum", operation="lookup"),
             "least_tokens": self._value("sixfold_kv_least_tokens"),
+            "faults": self._value("sixfold_kv_faults_total"),
             "skipped_blocks": self._value("sixfold_kv_blocks_total", result="skipped"),
         }
 
