@@ -19,8 +19,10 @@ MODELS = REPOSITORY / "examples" / "models"
 SUITES = (
     "tests/runtime/engine/test_cuda.py",
     "tests/runtime/engine/test_forward.py",
+    "tests/runtime/engine/test_kv_reuse.py",
     "tests/runtime/engine/test_packed_attention.py",
     "tests/runtime/engine/test_quantized.py",
+    "tests/runtime/kv/test_kv_cuda.py",
     "tests/unit/test_engine_pipeline.py",
 )
 TEST_SECONDS = 360
