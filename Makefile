@@ -10,7 +10,7 @@ STAGE := ./e2e/stage
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-api test-models lint unit api runtime journeys crds models images bench gpu-check cluster-up cluster-down
+.PHONY: help demo demo-down test test-api test-models test-runtime test-cluster lint unit api runtime journeys crds models images bench gpu-check cluster-up cluster-down
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -26,14 +26,19 @@ test: ## every check, fast ones first
 	@$(STAGE) environment $(MAKE) -s .venv/.synced
 	@$(STAGE) lint $(MAKE) -s lint
 	@$(MAKE) -s -j2 test-api test-models
-	@$(STAGE) runtime $(MAKE) -s runtime
-	@$(STAGE) cluster $(MAKE) -s cluster-up images
+	@$(MAKE) -s -j2 test-runtime test-cluster
 	@$(MAKE) -s journeys
 
 test-api: .venv/.synced
 	@$(STAGE) unit $(MAKE) -s unit
 	@$(STAGE) kubernetes $(RUN) e2e/cluster/cluster.py binaries
 	@$(STAGE) api $(MAKE) -s api
+
+test-runtime: .venv/.synced
+	@$(STAGE) runtime $(MAKE) -s runtime
+
+test-cluster: .venv/.synced # beside the runtime's tests, which take one core
+	@$(STAGE) cluster $(MAKE) -s cluster-up images
 
 test-models: .venv/.synced # beside the checks that need none: training takes one core for minutes
 	@$(STAGE) models $(MAKE) -s models

@@ -37,7 +37,7 @@ def install(needed: Mapping[str, str]) -> None:
     missing = " ".join(packages)
     if os.geteuid() or not shutil.which("apt-get"):
         raise HarnessError(f"these Debian packages are needed (or their programs from elsewhere): {missing}")
-    with step(f"installing {missing}"), _no_service_starts():
+    with exclusive(CACHE / "packages.lock"), step(f"installing {missing}"), _no_service_starts():
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", "update", "--quiet", env=environment)
         run("apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages, env=environment)
@@ -60,7 +60,6 @@ def _no_service_starts() -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        with exclusive(CACHE / "packages.lock"):
-            install({name: PROGRAMS[name] for name in sys.argv[1:]})
+        install({name: PROGRAMS[name] for name in sys.argv[1:]})
     except HarnessError as error:
         sys.exit(str(error))
