@@ -15,9 +15,10 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
 from levels import LevelMeter, Move
+from serving import show_conversation, show_streams
 from stack import (
     REPOSITORY,
     Cluster,
@@ -89,6 +90,10 @@ def apply_examples(cluster: Cluster) -> None:
 async def show(cluster: Cluster, url: str, started: float) -> None:
     async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as http:
         await show_chat(http)
+        heading("A conversation: what was computed once is found again, by whichever engine")
+        await show_conversation(console, http, POLICY)
+        heading("One answer in each form of a stream")
+        await show_streams(console, http, POLICY)
         await show_classification(http)
         await show_refusals(http)
         await show_costs(cluster, http)
@@ -224,6 +229,7 @@ def summary(moves: list[Move], traffic: Traffic, seconds: float, kubeconfig: str
     typed(f"kubectl describe ipol {POLICY} -n {NAMESPACE}")
     typed(f".venv/bin/sixfold explain policy {POLICY} -n {NAMESPACE}")
     typed(f"kubectl port-forward -n {NAMESPACE} svc/{POLICY}-gateway 8000")
+    typed("xdg-open http://localhost:8000   # a page to chat with it; the key is " + KEY)
     typed(CURL)
     typed("make demo-down   # removes all of it")
     if traffic.failed:
