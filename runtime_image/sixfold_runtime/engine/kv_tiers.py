@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 
@@ -94,7 +95,7 @@ class Tiers:
         return len(names)
 
     def may_have(self, name: bytes) -> bool:
-        return self._reads.lets_through or self.memory.holds(name, self._clock())
+        return self._reads.lets_through or name in self._coming or self.memory.holds(name, self._clock())
 
     # -- lookups
 
@@ -136,8 +137,21 @@ class Tiers:
             values.append(value)
         return values
 
+    @contextmanager
+    def announced(self, names: Sequence[bytes]) -> Iterator[asyncio.Event]:
+        """Lookups that need one of these blocks wait a moment for it: until the end, or the event is set."""
+        arrived = asyncio.Event()
+        coming = dict.fromkeys((name for name in names if name not in self._coming), arrived)
+        self._coming |= coming
+        try:
+            yield arrived
+        finally:
+            arrived.set()
+            for name in coming:
+                del self._coming[name]
+
     async def _arrives(self, name: bytes) -> bool:
-        """Wait for a block that a prefetch is about to bring; whether it came."""
+        """Wait for a block that is being fetched ahead or kept; whether it came."""
         if (coming := self._coming.get(name)) is None:
             return False
         try:
@@ -204,12 +218,15 @@ class Tiers:
 
     # -- what is kept
 
-    async def keep(self, kept: Blocks, first: int, values: Sequence[bytes], conversation: str) -> None:
-        """Keep the values of blocks `first` and on of a sequence, and what the sequence is made of."""
+    def hold(self, kept: Blocks, first: int, values: Sequence[bytes]) -> None:
+        """Keep the values of blocks `first` and on of a sequence in memory."""
         now = self._clock()
         for name, value in reversed(list(zip(kept.names[first:], values, strict=False))):
             self.memory.put(name, value, kept.salt, now)
         self.memory.use(kept.names, now)
+
+    async def keep(self, kept: Blocks, first: int, values: Sequence[bytes], conversation: str) -> None:
+        """Keep them in Redis too, and what the sequence is made of."""
         await self._write(kept, dict(zip(kept.names[first:], values, strict=False)))
         config = self._config
         if conversation and config is not None:
@@ -268,15 +285,9 @@ class Tiers:
         names = await self._reads.run(lambda: self._redis.recall(salt, conversation, most, LOOKUP_SECONDS))
         now = self._clock()
         absent = [name for name in names or () if not self.memory.holds(name, now)]
-        arrived = asyncio.Event()
-        self._coming |= dict.fromkeys(absent, arrived)
-        try:
+        with self.announced(absent):
             await self._bring(salt, absent, shape)
             self.memory.use(names or (), self._clock())
-        finally:
-            for name in absent:
-                self._coming.pop(name, None)
-            arrived.set()
 
     async def _bring(self, salt: str, names: Sequence[bytes], shape: BlockShape) -> None:
         step, erasures = max(1, ROUND_TRIP_BYTES // shape.value_bytes), self._erasures

@@ -82,12 +82,14 @@ class Writer:
         return self._is_idle.wait(seconds)
 
     async def do(self, job: Keep | Erase) -> None:
+        new = job.blocks.names[job.first :] if isinstance(job, Keep) else ()
         try:
-            async with self._order:
-                if isinstance(job, Erase):
-                    await self._erase(job)
-                elif not self._to_erase[job.blocks.salt]:  # what waits when its tenant is erased is never kept
-                    await self._keep(job)
+            with self._tiers.announced(new) as arrived:  # the next turn may ask for them before they are encoded
+                async with self._order:
+                    if isinstance(job, Erase):
+                        await self._erase(job)
+                    elif not self._to_erase[job.blocks.salt]:  # what waits when its tenant is erased is never kept
+                        await self._keep(job, arrived)
         finally:
             with self._books:
                 self._queued_bytes -= job.size_bytes if isinstance(job, Keep) else 0
@@ -104,11 +106,13 @@ class Writer:
                 self._to_erase[job.salt] -= 1
             job.done(count, error)
 
-    async def _keep(self, job: Keep) -> None:
+    async def _keep(self, job: Keep, arrived: asyncio.Event) -> None:
         if job.ready is not None:
             await asyncio.to_thread(job.ready.synchronize)
         began = time.perf_counter()
         values = await self._encode(job)
+        self._tiers.hold(job.blocks, job.first, values)
+        arrived.set()
         await self._tiers.keep(job.blocks, job.first, values, job.conversation)
         self._metrics.seconds(series.WRITE, time.perf_counter() - began)
 

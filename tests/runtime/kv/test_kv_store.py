@@ -156,6 +156,13 @@ def test_what_redis_has_lost_it_gets_again_from_memory(directory: Path, open_pod
     wait_until("its use writes a block again", lambda: pod.found() > 0 and int(redis.cli("--raw", "DBSIZE")) > 9, 3)
 
 
+def test_the_next_turn_finds_what_is_just_being_kept(directory: Path, open_pod: OpenPod) -> None:
+    pod = open_pod(directory).up()
+    pod.store.keep(SCOPE, TOKENS, 0, *random_planes(len(TOKENS)))
+    assert pod.found() == len(TOKENS)
+    assert pod.blocks("hit_memory") == len(TOKENS) // BLOCK
+
+
 def test_a_conversation_that_goes_on_is_brought_near(directory: Path, open_pod: OpenPod, redis: RedisServer) -> None:
     open_pod(directory).up().keep(conversation="talk")
     pod = open_pod(directory).up()
