@@ -228,3 +228,5 @@ def test_the_demo_page_is_there(gateway: str) -> None:
     page = httpx.get(gateway + "/")
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
+    module = httpx.get(gateway + "/demo/stream-client/zstd.wasm")
+    assert module.content.startswith(b"\0asm")
