@@ -6,8 +6,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -64,6 +65,13 @@ class Traffic:
                     await stream_chat(http, self.key, self.model, PROMPTS[turn % len(PROMPTS)], self.max_tokens)
                 )
                 turn += 1
+
+
+async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a streamed answer as they come, without its `[DONE]`."""
+    async for line in answer.aiter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
 
 
 async def stream_chat(http: httpx.AsyncClient, key: str, model: str, prompt: str, max_tokens: int) -> Outcome:

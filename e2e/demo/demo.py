@@ -29,7 +29,7 @@ from stack import (
     model_folders,
     wait_until,
 )
-from traffic import PROMPTS, Traffic, stream_chat
+from traffic import PROMPTS, Traffic, events_of, stream_chat
 
 NAMESPACE = "sixfold-demo"
 POLICY = "assistant"
@@ -117,10 +117,7 @@ async def show_chat(http: httpx.AsyncClient) -> None:
     usage = {}
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
+        async for event in events_of(answer):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
                 console.out(choice["delta"].get("content") or "", end="")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import httpx
 from rich.console import Console
+from traffic import events_of
 
 QUESTIONS = (
     "Good morrow, my lord. " + "I come with letters from the king, and with much news of the war. " * 24,
@@ -40,10 +40,7 @@ async def _streamed(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str,
     headers = {"X-Conversation-Id": "demo"}
     async with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
+        async for event in events_of(answer):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
                 if piece := choice["delta"].get("content"):
