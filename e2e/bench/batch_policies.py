@@ -39,9 +39,6 @@ class FixedBatches(Policy):
             return [], due
         return [tuple(self._queue.popleft() for _ in range(min(self._size, len(self._queue))))], None
 
-    def computed(self, group: Group, now_seconds: float) -> None:
-        pass
-
 
 class TokenBudget(Policy):
     """text-embeddings-inference's queue (core/src/queue.rs): first come, first served, until the next request would
@@ -66,9 +63,6 @@ class TokenBudget(Policy):
         while self._queue and outstanding + len(groups) < self._depth:
             groups.append(self._next())
         return groups, None
-
-    def computed(self, group: Group, now_seconds: float) -> None:
-        pass
 
     def _next(self) -> Group:
         group = [self._queue.popleft()]

@@ -17,6 +17,7 @@ PROGRAMS = {
     "redis-cli": "redis-tools",
     "chromium": "chromium",
     "node": "nodejs",
+    "openssl": "openssl",
 }
 """What tests may ask for by name, and the package that brings it."""
 
