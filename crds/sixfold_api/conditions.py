@@ -38,7 +38,7 @@ class Condition(StatusModel):
 Conditions = Annotated[
     list[Condition],
     Field(
-        max_length=16,
+        max_length=32,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     ),
 ]

@@ -15,15 +15,10 @@ from pydantic import BaseModel
 
 from sixfold_api.kinds import KINDS, Column, Kind
 from sixfold_api.names import GROUP, VERSION
-from sixfold_api.scalars import OUR_NAME_PATTERN
 
 Schema = dict[str, Any]
 _DROPPED = {"title", "discriminator", "additionalProperties"}
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-_NAME_RULE = {
-    "rule": f"self.metadata.name.matches('{OUR_NAME_PATTERN}')",
-    "message": "metadata.name must have at most 40 characters: lower-case letters, digits and dashes, a letter first",
-}
 
 
 def structural(model: type[BaseModel]) -> Schema:
@@ -134,7 +129,16 @@ def _root(kind: Kind) -> Schema:
             "spec": structural(kind.spec),
             "status": structural(kind.status),
         },
-        "x-kubernetes-validations": [_NAME_RULE],
+        "x-kubernetes-validations": [_name_rule(kind)],
+    }
+
+
+def _name_rule(kind: Kind) -> Schema:
+    longest = 1 + 1 + int(re.findall(r",(\d+)}", kind.name_pattern)[0])
+    letters = "lower-case letters, digits and dashes, a letter first"
+    return {
+        "rule": f"self.metadata.name.matches('{kind.name_pattern}')",
+        "message": f"metadata.name must have at most {longest} characters: {letters}",
     }
 
 

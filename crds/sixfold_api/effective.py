@@ -1,14 +1,18 @@
-"""spec + level -> what pods obey, with the origin of every value. Pure; used by operator, runtime and CLI alike."""
+"""What pods obey: spec, tuned values, suspended modes and level in one, with the origin of every value.
+
+Pure; used by operator, runtime and CLI alike.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from sixfold_api.base import ApiModel
 from sixfold_api.batching import BatchingSpec
+from sixfold_api.control_status import TunedValue
 from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import Acceptance, GenerationSpec, Guard, ThresholdSpec
 from sixfold_api.modes import LEVEL_FROM, Mode, ModeState
@@ -25,6 +29,7 @@ from sixfold_api.runtime_config import (
     RequestLimits,
     SamplerPipelineConfig,
     SanitizeConfig,
+    ShadowConfig,
     SpeculativeConfig,
     StreamingConfig,
     SubgraphsConfig,
@@ -32,6 +37,7 @@ from sixfold_api.runtime_config import (
     TenantConfig,
 )
 from sixfold_api.scalars import Compression, duration_seconds, quantity_value
+from sixfold_api.tuning import tuned_spec
 
 DEFAULT_MIN_COSINE = 0.6
 NO_SUBGRAPHS = "spec.classification.subgraphs and spec.generation.subgraphs are absent"
@@ -46,17 +52,29 @@ class Effective:
     config: EffectiveConfig
     modes: tuple[ModeStatus, ...]
     provenance: tuple[Provenance, ...]
+    tuned: tuple[TunedValue, ...] = ()
+    """Those that hold."""
 
 
 def effective(
-    spec: InferencePolicySpec, target_level: int | None = None, unsupported: Mapping[Mode, str] = _NOTHING
+    spec: InferencePolicySpec,
+    target_level: int | None = None,
+    unsupported: Mapping[Mode, str] = _NOTHING,
+    *,
+    tuned: Iterable[TunedValue] = (),
+    suspended: Mapping[Mode, str] = _NOTHING,
 ) -> Effective:
-    """What pods obey under `spec` at `target_level` (absent: the spec's ceiling, which always caps it).
+    """What pods obey: the spec, then tuned values, then suspended modes, then the level.
 
-    `unsupported` has the modes that can't run although the spec asks for them, with the reasons.
+    Args:
+        target_level: absent means the spec's ceiling, which always caps it.
+        unsupported: modes that can't run although the spec asks for them, with the reasons.
+        tuned: values in place of the spec's; those that no longer hold are left out.
+        suspended: modes that the operator turned off, with the reasons.
     """
+    spec, held = tuned_spec(spec, tuned)
     level = spec.rollback_level if target_level is None else min(target_level, spec.rollback_level)
-    modes = tuple(_mode_status(mode, spec, level, unsupported) for mode in Mode)
+    modes = tuple(_mode_status(mode, spec, level, unsupported, suspended) for mode in Mode)
     active = tuple(mode.name for mode in modes if mode.state is ModeState.ACTIVE)
     on_demand = Mode.SUBGRAPHS in active
     config = EffectiveConfig(
@@ -81,14 +99,23 @@ def effective(
         classification_subgraphs=_subgraphs(spec.classification, on_demand),
         generation_subgraphs=_subgraphs(spec.generation, on_demand),
         escalate=_escalate(spec.classification),
+        shadow=None if spec.shadow is None else ShadowConfig(sample_rate=float(spec.shadow.sample_rate)),
     )
-    return Effective(config, modes, provenance(spec, config, modes))
+    return Effective(config, modes, provenance(spec, config, modes, held), held)
 
 
-def _mode_status(mode: Mode, spec: InferencePolicySpec, level: int, unsupported: Mapping[Mode, str]) -> ModeStatus:
+def _mode_status(
+    mode: Mode,
+    spec: InferencePolicySpec,
+    level: int,
+    unsupported: Mapping[Mode, str],
+    suspended: Mapping[Mode, str],
+) -> ModeStatus:
     state, reason = _configured(mode, spec)
     if state is ModeState.ACTIVE and mode in unsupported:
         state, reason = ModeState.UNSUPPORTED, unsupported[mode]
+    if state is ModeState.ACTIVE and mode in suspended:
+        state, reason = ModeState.SUSPENDED, suspended[mode]
     if state is ModeState.ACTIVE and level < LEVEL_FROM[mode]:
         state, reason = ModeState.BELOW_LEVEL, f"on from level {LEVEL_FROM[mode]}; the level is {level}"
     return ModeStatus(name=mode, state=state, reason=reason[:256])

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sixfold_api.base import ApiModel, StatusModel
-from sixfold_api.names import POLICY_KIND, POLICY_PLURAL, VARIANT_KIND, VARIANT_PLURAL
+from sixfold_api.names import (
+    POLICY_KIND,
+    POLICY_PLURAL,
+    TICKET_KIND,
+    TICKET_PLURAL,
+    VARIANT_KIND,
+    VARIANT_PLURAL,
+)
 from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
+from sixfold_api.scalars import OUR_LONG_NAME_PATTERN, OUR_NAME_PATTERN
+from sixfold_api.ticket import OptimizationTicketSpec, OptimizationTicketStatus
 from sixfold_api.variant import ModelVariantSpec, ModelVariantStatus
 
 
@@ -40,6 +49,7 @@ class Kind:
     status: type[StatusModel]
     columns: tuple[Column, ...]
     scale: Scale | None = None
+    name_pattern: str = OUR_NAME_PATTERN
 
     @property
     def singular(self) -> str:
@@ -97,4 +107,25 @@ VARIANT = Kind(
     ),
 )
 
-KINDS = (POLICY, VARIANT)
+TICKET = Kind(
+    kind=TICKET_KIND,
+    plural=TICKET_PLURAL,
+    short_name="oticket",
+    description="Waste that the operator saw: evidence, cause, what would end it and what that saves. Yours to decide.",
+    spec=OptimizationTicketSpec,
+    status=OptimizationTicketStatus,
+    columns=(
+        Column("Policy", ".spec.policyRef.name"),
+        Column("Cause", ".spec.cause"),
+        Column("Value", ".spec.evidence.value", description="Of the signal when the ticket was opened."),
+        Column("Saving", ".spec.savingPerMonth", description="Estimate a month, in the currency of costPerHour."),
+        Column("Decision", ".spec.decision"),
+        Column("Phase", ".status.phase"),
+        Column("Seen", ".status.occurrences", "integer", description="Occurrences."),
+        Column("Recommendation", ".spec.recommendation.summary", wide=True),
+        _AGE,
+    ),
+    name_pattern=OUR_LONG_NAME_PATTERN,
+)
+
+KINDS = (POLICY, VARIANT, TICKET)

@@ -35,6 +35,10 @@ LEVEL_FROM: dict[Mode, int] = {
 
 class ModeState(StrEnum):
     ACTIVE = "Active"
+    CANARY = "Canary"
+    """On for a share of the requests."""
+    SUSPENDED = "Suspended"
+    """Turned off by the operator."""
     BELOW_LEVEL = "BelowLevel"
     UNSUPPORTED = "Unsupported"
     OFF = "Off"

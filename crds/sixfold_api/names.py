@@ -7,6 +7,7 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 POLICY_KIND, POLICY_PLURAL = "InferencePolicy", "inferencepolicies"
 VARIANT_KIND, VARIANT_PLURAL = "ModelVariant", "modelvariants"
+TICKET_KIND, TICKET_PLURAL = "OptimizationTicket", "optimizationtickets"
 
 POLICY_LABEL = f"{GROUP}/policy"
 VARIANT_LABEL = f"{GROUP}/variant"
@@ -54,6 +55,11 @@ def config_map_name(policy: str) -> str:
 def component_name(policy: str, component: str) -> str:
     """Name of the Deployment and of the Service of a component."""
     return f"{policy}-{component}"
+
+
+def ticket_name(policy: str, fingerprint: str) -> str:
+    """Name of an OptimizationTicket: one a fingerprint."""
+    return f"{policy}-{fingerprint}"
 
 
 def claim_path(claim: str, path: str = "") -> str:

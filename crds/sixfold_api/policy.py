@@ -6,10 +6,27 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from sixfold_api.analysis import (
+    AnalysisSpec,
+    Automation,
+    CanarySpec,
+    Remediation,
+    ShadowSpec,
+    TicketsSpec,
+)
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.batching import BatchingSpec
 from sixfold_api.classification import EarlyExitSpec, EscalateSpec
 from sixfold_api.conditions import Conditions
+from sixfold_api.control_status import (
+    CanaryStatus,
+    ControlStatus,
+    HistoryEntry,
+    LevelStatus,
+    SignalStatus,
+    Suspension,
+    TunedValue,
+)
 from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
@@ -17,6 +34,7 @@ from sixfold_api.pods import ConfigMapKeyRef, PodSettings, VariantRef
 from sixfold_api.scalars import (
     AcceleratorType,
     Compression,
+    Decimal,
     ExtendedResource,
     FullWeights,
     RolloutStrategy,
@@ -57,6 +75,9 @@ class EngineSpec(ApiModel):
     full_weights: FullWeights | None = None
     """Full weights beside quantised ones. Resident keeps both on the device: a level change takes no time and the
     memory is not saved. Swap exchanges them: requests wait meanwhile. Absent or Auto means Resident where both fit."""
+    cost_per_hour: Annotated[Decimal, StringConstraints(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$")] | None = None
+    """What a pod costs an hour, in quotes and in any currency: savings are told in it. Absent means that they are told
+    in engine seconds."""
     pod: PodSettings = PodSettings()
     """Placement and size of the pods."""
 
@@ -113,6 +134,20 @@ class InferencePolicySpec(SpecModel):
     """Batches by length; absent means first come, first served."""
     streaming: StreamingSpec = StreamingSpec()
     """Compressed streaming."""
+    automation: Automation = Automation.ENFORCE
+    """Enforce rolls back and recovers by itself; Observe decides, and only reports what it would do."""
+    remediation: Remediation = Remediation.TICKET_ONLY
+    """TicketOnly asks before it tunes a value; AutoApply tunes, and keeps what proves itself."""
+    retry_token: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Change it to forget rejections, suspensions and roll-backs."""
+    analysis: AnalysisSpec = AnalysisSpec()
+    """How health and waste are watched."""
+    canary: CanarySpec | None = None
+    """Absent means that upward steps hold for all requests at once."""
+    shadow: ShadowSpec | None = None
+    """Absent means that no answer is computed twice."""
+    tickets: TicketsSpec = TicketsSpec()
+    """Where tickets go beside the cluster."""
 
     rules = (
         Rule(
@@ -141,24 +176,13 @@ class InferencePolicySpec(SpecModel):
     )
 
 
-class LevelStatus(StatusModel):
-    """The level that the operator decided on; never above spec.rollbackLevel."""
-
-    target: Annotated[int, Field(ge=0, le=MAX_LEVEL), Unquoted]
-    """The level that pods are told to run."""
-    reason: Annotated[str, StringConstraints(max_length=64)]
-    """Why this level: Spec means that it is the user's ceiling."""
-    since: Annotated[str, StringConstraints(max_length=32)]
-    """When the target last changed, RFC 3339 in UTC."""
-
-
 class ModeStatus(StatusModel):
     """One mode and its state."""
 
     name: Mode
     """The mode."""
     state: ModeState
-    """Active, BelowLevel, Unsupported or Off."""
+    """Active, Canary, BelowLevel, Suspended, Unsupported or Off."""
     reason: Annotated[str, StringConstraints(max_length=256)] = ""
     """Why it is not active."""
 
@@ -208,6 +232,37 @@ class InferencePolicyStatus(StatusModel):
     """How far the configuration has reached."""
     engine: EngineStatus | None = None
     """Engine pods."""
+    suspended: Annotated[
+        list[Suspension],
+        Field(
+            max_length=8,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["mode"]},
+        ),
+    ] = []
+    """Modes that the operator turned off."""
+    tuned: Annotated[
+        list[TunedValue],
+        Field(
+            max_length=32,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["path"]},
+        ),
+    ] = []
+    """Values in place of the spec's."""
+    canary: CanaryStatus | None = None
+    """What is being tried on a share of the requests."""
+    signals: Annotated[
+        list[SignalStatus],
+        Field(
+            max_length=128,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = []
+    """Each signal as it was judged last; its values are metrics of the operator."""
+    history: Annotated[list[HistoryEntry], Field(max_length=10)] = []
+    """The last decisions, newest first."""
+    control: ControlStatus | None = None
+    """What the control loop remembers."""
     conditions: Conditions = []
     """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, SlicesFailed,
-    DraftShortened, KVReuseDegraded, PartsNotFound, TasksMissing, EscalationUnused while they hold."""
+    DraftShortened, KVReuseDegraded, PartsNotFound, TasksMissing, EscalationUnused, RolledBack, TicketOpen,
+    MetricsAvailable, SignalsUnknown, ShadowActive where they say something."""

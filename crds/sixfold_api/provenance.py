@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sixfold_api.base import ApiModel
 from sixfold_api.classification import ExitRule
+from sixfold_api.control_status import TunedValue
 from sixfold_api.generation import Acceptance, Guard
 from sixfold_api.kv_reuse import KVStore
 from sixfold_api.modes import Mode, ModeState
@@ -20,6 +22,7 @@ _MODE_BLOCKS = {
     Mode.DYNAMIC_BATCHING: "/batching",
     Mode.EARLY_EXIT: "/classification/earlyExit",
 }
+_OFF_BY = {ModeState.BELOW_LEVEL: SetBy.LEVEL, ModeState.SUSPENDED: SetBy.SUSPENDED}
 _LONGEST_VALUE = 80
 """Characters of a text that are shown; the configuration has all of it."""
 _VARIANTS = "the variant's"
@@ -27,9 +30,13 @@ _IN_MEMORY = "all in memory"
 
 
 def provenance(
-    spec: InferencePolicySpec, config: EffectiveConfig, modes: tuple[ModeStatus, ...]
+    spec: InferencePolicySpec,
+    config: EffectiveConfig,
+    modes: tuple[ModeStatus, ...],
+    tuned: Sequence[TunedValue] = (),
 ) -> tuple[Provenance, ...]:
-    """One row for each value of `config`, and one for each mode that the spec has and that is off."""
+    """One row for each value of `config`, and one for each mode that the spec has and that is off. `spec` has the
+    tuned values in it already; `tuned` says which those are."""
     status = {mode.name: mode for mode in modes}
     rows = [_level(spec, config), *_streaming(spec, config, status[Mode.COMPRESSED_STREAMING]), *_gateway(spec, config)]
     for mode, block in _MODE_BLOCKS.items():
@@ -45,6 +52,24 @@ def provenance(
             rows += _subgraphs(spec, block, subgraphs, status[Mode.SUBGRAPHS])
     if config.escalate is not None:
         rows += _rows(spec, "/classification/escalate", "belowConfidence", "promptTemplate", "maxTokens")
+    if config.shadow is not None:
+        rows.append(_row(spec, "/shadow/sampleRate"))
+    return _with_tuned(rows, tuned)
+
+
+def _with_tuned(rows: list[Provenance], tuned: Sequence[TunedValue]) -> tuple[Provenance, ...]:
+    """Rows of tuned values say so; a pinned task is within the row of its list."""
+    for entry in tuned:
+        why = f"{entry.value} in place of the spec's {entry.base}: " + (
+            f"ticket {entry.ticket} was approved" if entry.ticket else "remediation is AutoApply"
+        )
+        path = entry.path.split("/tasks/")[0] + "/tasks" if "/tasks/" in entry.path else entry.path
+        rows = [
+            row.model_copy(update={"set_by": SetBy.TUNED, "why": why})
+            if row.path == path and row.set_by in (SetBy.SPEC, SetBy.DEFAULT)
+            else row
+            for row in rows
+        ]
     return tuple(rows)
 
 
@@ -152,7 +177,7 @@ def _subgraphs(
 
 def _off(path: str, value: str, status: ModeStatus) -> Provenance:
     """A value that isn't what the spec says, because its mode is off."""
-    set_by = SetBy.LEVEL if status.state is ModeState.BELOW_LEVEL else SetBy.DEFAULT
+    set_by = _OFF_BY.get(status.state, SetBy.DEFAULT)
     return Provenance(path=path, value=value, set_by=set_by, why=status.reason)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from sixfold_api.analysis import HashBy
 from sixfold_api.base import ApiModel, StatusModel
 from sixfold_api.classification import KEPT_CHARACTERS_RULES, ExitRule, KeptCharacters, OtherScripts
 from sixfold_api.gateway import Priority
@@ -128,6 +129,12 @@ class RequestLimits(ConfigModel):
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
 
 
+class ShadowConfig(ConfigModel):
+    """Answers that are computed again at level 0, and compared."""
+
+    sample_rate: Annotated[float, Field(ge=0, le=1)]
+
+
 class EffectiveConfig(ConfigModel):
     """The settings that a pod obeys."""
 
@@ -155,6 +162,8 @@ class EffectiveConfig(ConfigModel):
     """None where the generating model has no tasks."""
     escalate: EscalateConfig | None = None
     """No mode: on at every level."""
+    shadow: ShadowConfig | None = None
+    """None where no answer is computed twice."""
 
     def is_active(self, mode: Mode) -> bool:
         return mode in self.active_modes
@@ -165,6 +174,8 @@ class SetBy(StrEnum):
 
     DEFAULT = "Default"
     SPEC = "Spec"
+    TUNED = "Tuned"
+    SUSPENDED = "Suspended"
     LEVEL = "Level"
 
 
@@ -178,13 +189,35 @@ class Provenance(ConfigModel):
     why: str = ""
 
 
+STABLE, CANARY = "stable", "canary"
+"""Arms."""
+
+
+class CanaryConfig(ConfigModel):
+    """What a share of the requests runs instead.
+
+    Settings of a whole process (the sampler pipeline, batching, where task slices are) are the stable arm's for all:
+    they change when the canary is promoted.
+    """
+
+    percent: Annotated[int, Field(ge=1, le=99)]
+    hash_by: HashBy = HashBy.CONVERSATION
+    config: EffectiveConfig
+
+
 class RuntimeConfig(ConfigModel):
     """Content of `config.json` in the ConfigMap <policy>-runtime."""
 
     sequence: Annotated[int, Field(ge=0)]
     """Grows with every change: max(last + 1, unix milliseconds)."""
     stable: EffectiveConfig
+    canary: CanaryConfig | None = None
     provenance: tuple[Provenance, ...] = ()
+    """Of the stable arm."""
+
+    def of(self, arm: str) -> EffectiveConfig:
+        """What a request of an arm obeys; a canary that has just ended is stable."""
+        return self.canary.config if arm == CANARY and self.canary is not None else self.stable
 
 
 class WeightSet(ApiModel):
@@ -265,5 +298,7 @@ class PodState(StatusModel):
     models: tuple[ModelState, ...] = ()
     tenants: int | None = None
     """Tenants with an API key; None where the gateway is open, and in engines."""
+    shadow_off: str = ""
+    """Why this pod doesn't compute answers again although the configuration says so; "" where it does."""
     not_found: tuple[str, ...] = ()
     """What the policy names and this pod doesn't find, in sentences; it serves without."""

@@ -49,6 +49,8 @@ Duration = Annotated[str, StringConstraints(pattern=_DURATION_PATTERN, max_lengt
 """Such as `90s`, `1h30m` or `250ms`. Short enough that CEL's duration() never overflows."""
 
 OUR_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+OUR_LONG_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$"
+"""Of tickets: a policy's name and a fingerprint."""
 OurName = Annotated[str, StringConstraints(pattern=OUR_NAME_PATTERN, max_length=40)]
 """Name of one of our kinds: children append suffixes to it, and a Service must start with a letter."""
 

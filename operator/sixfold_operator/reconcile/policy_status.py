@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
+from sixfold_api.control_status import LevelStatus
 from sixfold_api.effective import NOTHING_STREAMS
 from sixfold_api.modes import Mode, ModeState
 from sixfold_api.names import ENGINE
-from sixfold_api.policy import EngineStatus, InferencePolicyStatus, LevelStatus, ModeStatus
+from sixfold_api.policy import EngineStatus, InferencePolicyStatus, ModeStatus
 from sixfold_api.runtime_config import PodState
 from sixfold_operator.builders.common import selector
 from sixfold_operator.builders.workload import components
