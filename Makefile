@@ -55,6 +55,7 @@ unit: .venv/.synced ## pure functions
 
 api: .venv/.synced ## CRDs, chart and operator against a real kube-apiserver
 	@$(RUN) e2e/cluster/cluster.py binaries --control-plane-only
+	@$(RUN) e2e/cluster/packages.py prometheus promtool prometheus-alertmanager amtool
 	@$(RUN) -m pytest -q tests/api tests/helm tests/control_plane
 
 runtime: .venv/.synced ## engine, gateway and preparation with real models

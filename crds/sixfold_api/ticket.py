@@ -98,8 +98,8 @@ class OptimizationTicketSpec(SpecModel):
     """All but `decision` is written by the operator, once."""
 
     policy_ref: PolicyRef
-    fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{10}$")]
-    """Of policy, signal, cause and variant: there is one ticket of each."""
+    fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{10}$", max_length=10)]
+    """Of policy, cause and variant: there is one ticket of each."""
     cause: Cause
     variant: OurName | None = None
     """The ModelVariant, where the waste is one's."""

@@ -18,6 +18,10 @@ PROGRAMS = {
     "chromium": "chromium",
     "node": "nodejs",
     "openssl": "openssl",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
+    "amtool": "prometheus-alertmanager",
 }
 """What tests may ask for by name, and the package that brings it."""
 

@@ -21,7 +21,7 @@ KNOWN = {
     *("type", "description", "default", "enum", "format", "pattern", "required", "properties", "items"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"),
     *("additionalProperties", "maxProperties", "x-kubernetes-validations", "x-kubernetes-int-or-string"),
-    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields"),
 }
 
 

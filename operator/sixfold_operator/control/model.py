@@ -22,10 +22,11 @@ from sixfold_api.ticket import Cause
 
 
 class SignalKind(StrEnum):
-    """Health signals roll back; waste signals open tickets and tune."""
+    """Health signals roll back; waste signals open tickets and tune; figures are read for both and never judged."""
 
     HEALTH = "Health"
     WASTE = "Waste"
+    FIGURE = "Figure"
 
 
 class Action(StrEnum):
@@ -66,6 +67,8 @@ class Signal:
     action: Action = Action.STEP_DOWN
     blames: Mode | None = None
     is_primary: bool = False
+    is_proportion: bool = False
+    """The lower 95 % bound of the value, as a share of `samples`, is what must stay under the threshold."""
     cause: Cause | None = None
     unit: str = ""
 
@@ -80,6 +83,7 @@ class Reading:
     level: int | None = None
     arm: str | None = None
     variant: str | None = None
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ class State:
     tuned: tuple[TunedValue, ...] = ()
     canary: CanaryStatus | None = None
     signals: tuple[SignalStatus, ...] = ()
-    control: ControlStatus = ControlStatus()
+    control: ControlStatus = field(default_factory=ControlStatus)
 
 
 @dataclass(frozen=True)
