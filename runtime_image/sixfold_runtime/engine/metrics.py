@@ -13,6 +13,7 @@ from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.classification_metrics import ExitMetrics, ExitSeries
 from sixfold_runtime.engine.kv_metrics import KVMetrics, KVSeries
 from sixfold_runtime.engine.slice_metrics import SliceMetrics, SliceSeries
+from sixfold_runtime.engine.waste_metrics import FlopsMetrics, FlopsSeries
 from sixfold_runtime.engine.work import Runner
 from sixfold_runtime.settings import RuntimeSettings
 
@@ -51,7 +52,12 @@ class EngineMetrics:
             (*_VARIANT, "phase", "kind"),
             registry=registry,
         )
-        self.busy = Counter("sixfold_engine_busy_seconds", "Seconds of computing.", _VARIANT, registry=registry)
+        self.busy = Counter(
+            "sixfold_engine_busy_seconds",
+            "Seconds of computing, by the level in use.",
+            (*_VARIANT, "level"),
+            registry=registry,
+        )
         self.queue_wait = Histogram(
             "sixfold_queue_wait_seconds",
             "From arrival in the engine to the first forward.",
@@ -73,6 +79,7 @@ class EngineMetrics:
         self.exits = ExitSeries(registry)
         self.slices = SliceSeries(registry, self.memory)
         self.kv = KVMetrics(KVSeries(registry), self.labels)
+        self.flops = FlopsSeries(registry)
         self.reused = Counter(
             "sixfold_reused_tokens",
             "Tokens of prompts whose keys and values were found instead of computed.",
@@ -187,6 +194,7 @@ class ModelMetrics:
         self._drafts: deque[tuple[int, int]] = deque(maxlen=_WINDOW_DRAFTS)
         self.exits = ExitMetrics(metrics.exits, self._labels)
         self.slices = SliceMetrics(metrics.slices, self._labels)
+        self.flops = FlopsMetrics(metrics.flops, self._labels)
 
     def loaded(self, load_seconds: float, weight_bytes: int) -> None:
         self._metrics.load.labels(**self._labels).set(load_seconds)
@@ -216,7 +224,7 @@ class ModelMetrics:
         self._metrics.batch_tokens.labels(**self._labels, phase=phase).observe(padded_tokens)
 
     def busy(self, seconds: float) -> None:
-        self._metrics.busy.labels(**self._labels).inc(seconds)
+        self._at(self._metrics.busy).inc(seconds)
 
     def ended(self, level: int, outcome: str) -> None:
         self._at(self._metrics.requests, level, outcome).inc()

@@ -192,6 +192,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag="done"):
     """Tokens among them that the target accepted and the answer holds."""
     cached_tokens: int = 0
     """Tokens of the prompt whose keys and values were found instead of computed."""
+    engine_seconds: float = 0.0
+    """Of the engine's time, this request's share: of each forward that it was computed in."""
 
 
 class TaskInfo(msgspec.Struct, frozen=True, omit_defaults=True):
