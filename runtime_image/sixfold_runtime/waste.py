@@ -68,6 +68,11 @@ class ModelFlops:
         trunk = 2 * tokens * self.layer_weights + 4 * pairs * self.attention_width
         return through * trunk + 2 * outputs * self.output_weights
 
+    @property
+    def unit_costs(self) -> tuple[int, int, int]:
+        """Operations of one token, one pair and one output, through all layers."""
+        return self.forward(1, 0), self.forward(0, 1), self.forward(0, 0, 1)
+
     def text(self, tokens: int, layers: int | None = None) -> int:
         """One text of its own, nothing padded, through the first `layers`; without a head (that is `forward(0, 0, 1)`,
         for a whole text or for each token, as the task has it)."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import Any, Protocol, cast
 
 import torch
 
 from sixfold_runtime.engine.decoder import Decoder
-from sixfold_runtime.engine.decoder_cache import DecoderCache
+from sixfold_runtime.engine.decoder_cache import DecoderCache, Span
 from sixfold_runtime.engine.errors import ModelLoadError
 from sixfold_runtime.engine.kv_cache import KVCache, RaggedCache
 from sixfold_runtime.engine.loader import LoadedModel
+from sixfold_runtime.engine.model_flops import model_flops
 from sixfold_runtime.engine.task_slice import TaskSlice
 from sixfold_runtime.engine.token_groups import TokenGroups
+from sixfold_runtime.waste import ModelFlops, decoder_flops
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -28,11 +31,15 @@ class Forward(Protocol):
         kernel: "sixfold" or "transformers".
         weight_bytes: resident.
         embeddings: [vocabulary, hidden] of the input tokens.
+        flops: what computing costs.
+        spent: floating-point operations of the last call by row, padding included.
     """
 
     kernel: str
     weight_bytes: int
     embeddings: torch.Tensor
+    flops: ModelFlops
+    spent: list[int]
 
     def __call__(
         self,
@@ -76,6 +83,9 @@ class DecoderForward(Forward):
         self._decoder = decoder
         self.weight_bytes = decoder.weight_bytes
         self.embeddings = decoder.embeddings
+        self.flops = decoder_flops(decoder.shape)
+        self.spent = []
+        self._token, self._pair, self._output = self.flops.unit_costs
 
     def new_cache(self, rows: int = 0) -> DecoderCache:
         return DecoderCache(self._decoder.cache_shape, rows)
@@ -98,6 +108,7 @@ class DecoderForward(Forward):
             groups = TokenGroups([slices[row] for row in order], [counts[row] for row in order], self._decoder.device)
         hidden = self._decoder.hidden([token for row in order for token in tokens[row]], spans, groups)
         own.commit(counts)
+        self.spent = self._cost(spans, every_position)
         # Where each row's tokens lie among the packed ones.
         first, firsts = 0, [0] * len(counts)
         for row in order:
@@ -113,6 +124,15 @@ class DecoderForward(Forward):
         return self._decoder.logits(
             self._picked(hidden, [first + count - 1 for first, count in zip(firsts, counts, strict=True)])
         )
+
+    def _cost(self, spans: Sequence[Span], every_position: bool) -> list[int]:
+        """Only attention is padded: to the columns of a span's longest row, and to its most new tokens."""
+        spent = [0] * sum(len(span.rows) for span in spans)
+        for span in spans:
+            attention = self._pair * max(span.counts) * max(map(add, span.starts, span.counts))
+            for row, count in zip(span.rows, span.counts, strict=True):
+                spent[row] = count * self._token + attention + (count if every_position else 1) * self._output
+        return spent
 
     def _picked(self, packed: torch.Tensor, wanted: list[int]) -> torch.Tensor:
         if wanted == list(range(len(packed))):
@@ -130,6 +150,8 @@ class TransformersForward(Forward):
         self._device = model.device
         self.weight_bytes = model.weight_bytes
         self.embeddings = model.module.get_input_embeddings().weight
+        self.flops = model_flops(model)
+        self.spent = []
         config = model.module.config.get_text_config()
         self._window: int | None = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ()) or {_SLIDING if self._window else _FULL}
@@ -169,6 +191,7 @@ class TransformersForward(Forward):
             logits_to_keep=torch.tensor(kept, device=self._device),
         )
         ragged.commit(counts)
+        self.spent = [self.flops.forward(longest, longest * width, len(kept))] * len(counts)
         logits: torch.Tensor = output.logits
         if not every_position:
             rows = torch.arange(len(tokens), device=self._device)

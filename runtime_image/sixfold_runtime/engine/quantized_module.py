@@ -20,6 +20,7 @@ class QuantizedModule(torch.nn.Module):
         super().__init__()
         self._linear = linear
         self.weight_bytes = linear.weight_bytes
+        self.weights = linear.in_features * linear.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
