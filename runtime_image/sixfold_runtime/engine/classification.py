@@ -14,11 +14,12 @@ from collections.abc import Callable
 import torch
 
 from sixfold_api.modes import Mode
+from sixfold_api.runtime_config import CANARY, STABLE, RuntimeConfig
 from sixfold_runtime.engine.classification_queue import BatchSize, Text, TextQueue
 from sixfold_runtime.engine.classification_run import Answer, LayeredRun, ModuleRun, Run, first_forward
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.exit_heads import ExitHeads
-from sixfold_runtime.engine.exit_plan import ExitPlan, ExitPlanner
+from sixfold_runtime.engine.exit_plan import ExitPlanner
 from sixfold_runtime.engine.loader import LoadedModel, broken_weights
 from sixfold_runtime.engine.metrics import CLASSIFY, ModelMetrics
 from sixfold_runtime.engine.protocol import Classify, Done, FinishReason
@@ -28,6 +29,7 @@ from sixfold_runtime.engine.work import (
     CurrentConfig,
     Key,
     Output,
+    arm_in_use,
     check_prompt,
     failed,
     failure_of,
@@ -71,10 +73,8 @@ class ClassificationRunner:
         self._slices = slices
         self._queue = TextQueue(limits.max_waiting, slices)
         self._run: Run | None = None
-        self._run_plan: ExitPlan | None = None
-        """What `_run` began with."""
-        self._planner = ExitPlanner(exits, why_no_exits or _why_no_exits(model))
-        self._planner.follow(config().stable.early_exit)
+        self._planners = {arm: ExitPlanner(exits, why_no_exits or _why_no_exits(model)) for arm in (STABLE, CANARY)}
+        self._follow(config())
         metrics.exits.watch_drift(self._drift)
         self._pad_id: int | None = None
         if model.trunk is None:
@@ -108,12 +108,13 @@ class ClassificationRunner:
     @property
     def unsupported(self) -> dict[Mode, str]:
         """Modes of the runner's own that are on but can't do anything, and why."""
-        return {Mode.EARLY_EXIT: self._planner.why_not} if self._planner.why_not else {}
+        problem = next((planner.why_not for planner in self._planners.values() if planner.why_not), "")
+        return {Mode.EARLY_EXIT: problem} if problem else {}
 
     def adapt(self) -> bool:
         """Follow the configuration and the slices. Returns whether others have to be told of a change."""
         before = self.unsupported
-        self._planner.follow(self._config().stable.early_exit)
+        self._follow(self._config())
         has_changed = self._slices is not None and self._slices.adapt()
         return has_changed or self.unsupported != before
 
@@ -170,20 +171,31 @@ class ClassificationRunner:
             raise RequestError(400, "task_required", f"model {name!r} has no head of its own: name a task ({known})")
 
     def _begin(self) -> list[Output]:
-        config = self._config().stable
-        self._planner.follow(config.early_exit)
+        config = self._config()
+        self._follow(config)
         size = self._empty_batch()
         texts, refused = self._queue.form(size)
         now = self._clock()
         for text in texts:
-            text.level = config.level
+            self._stamp(text, config)
             self._metrics.queued(now - text.arrived_seconds)
         if texts:
-            self._run_plan = self._planner.plan
             self._run = self._new_run(texts)
             tokens = sum(text.tokens for text in texts)
             self._metrics.forward(CLASSIFY, tokens, size.positions if self._trunk is None else tokens)
-        return [self._fail(text, error, config.level) for text, error in refused]
+        return [self._fail(text, error, config.of(text.request.arm).level) for text, error in refused]
+
+    def _follow(self, config: RuntimeConfig) -> None:
+        canary = config.canary
+        self._planners[STABLE].follow(config.stable.early_exit)
+        self._planners[CANARY].follow(None if canary is None else canary.config.early_exit)
+
+    def _stamp(self, text: Text, config: RuntimeConfig) -> None:
+        """What its arm obeys now; the text keeps that."""
+        effective = config.of(text.request.arm)
+        text.level, text.arm = effective.level, arm_in_use(config, text.request.arm)
+        text.plan = self._planners[text.arm].plan if text.may_exit else None
+        text.shadow_rate = 0.0 if effective.shadow is None else effective.shadow.sample_rate
 
     def _empty_batch(self) -> BatchSize:
         rows, tokens = self._limits.max_running, self._limits.prefill_tokens
@@ -196,7 +208,7 @@ class ClassificationRunner:
     def _new_run(self, texts: list[Text]) -> Run:
         if self._trunk is None:
             return ModuleRun(self._model, texts, self._pad_id or 0)
-        return LayeredRun(self._trunk, texts, self._run_plan, self._metrics.exits, self._limits.prefill_tokens)
+        return LayeredRun(self._trunk, texts, self._metrics.exits, self._limits.prefill_tokens)
 
     def _advance(self, run: Run) -> list[Output]:
         try:
@@ -220,8 +232,8 @@ class ClassificationRunner:
         if answer.layers is not None and not text.request.task:
             seconds = self._clock() - text.arrived_seconds
             self._metrics.exits.left(text.level, answer.layers, answer.exited, seconds)
-            if self._run_plan is not None and text.may_exit:
-                self._run_plan.drift.add(text.tokens, answer.exited)
+            if text.plan is not None:
+                text.plan.drift.add(text.tokens, answer.exited)
         done = Done(
             id=text.request.id,
             finish_reason=FinishReason.STOP,
@@ -240,7 +252,7 @@ class ClassificationRunner:
         return text.key[0], failed(text.request.id, level, error, text.tokens)
 
     def _drift(self) -> Drift | None:
-        plan = self._planner.plan
+        plan = self._planners[STABLE].plan
         return None if plan is None else plan.drift.current()
 
 

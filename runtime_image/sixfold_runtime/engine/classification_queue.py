@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from sixfold_api.runtime_config import STABLE
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.exit_plan import ExitPlan
 from sixfold_runtime.engine.protocol import Classify
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.task_slice import TaskSlice
@@ -24,7 +26,12 @@ class Text:
     request: Classify
     arrived_seconds: float
     level: int = 0
-    """Stamped at admission into a batch."""
+    """Stamped at admission into a batch, as the next three."""
+    arm: str = STABLE
+    plan: ExitPlan | None = None
+    """Where it may leave; None: nowhere."""
+    shadow_rate: float = 0.0
+    """Share of answers like this one that are computed again."""
     task_slice: TaskSlice | None = None
     """Held until the end; None for the model's own head, and while it is being loaded."""
     cancelled: bool = False

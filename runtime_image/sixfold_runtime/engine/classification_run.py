@@ -18,7 +18,6 @@ from sixfold_api.scalars import Task
 from sixfold_runtime.engine.classification_labels import ranked, token_labels
 from sixfold_runtime.engine.classification_metrics import ExitMetrics
 from sixfold_runtime.engine.classification_queue import Text
-from sixfold_runtime.engine.exit_plan import ExitPlan
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.protocol import LabelScore
 from sixfold_runtime.engine.trunk import Head, Rows, Trunk
@@ -53,17 +52,13 @@ class Run(Protocol):
 class LayeredRun:
     """Through a trunk."""
 
-    def __init__(
-        self, trunk: Trunk, texts: Sequence[Text], plan: ExitPlan | None, metrics: ExitMetrics, step_tokens: int
-    ) -> None:
+    def __init__(self, trunk: Trunk, texts: Sequence[Text], metrics: ExitMetrics, step_tokens: int) -> None:
         """
         Args:
-            plan: for texts that may exit; None: all of them run through all layers.
             step_tokens: `advance` computes no more than so many tokens through all layers, or one layer.
         """
         self.texts = list(texts)
         self._trunk = trunk
-        self._plan = plan
         self._metrics = metrics
         self._step_token_layers = step_tokens * trunk.layers
         self._depth = 0
@@ -107,23 +102,24 @@ class LayeredRun:
 
     def _exit_depth(self) -> int:
         """Where texts may leave next; the last layer at last."""
-        depth = None
-        if self._plan is not None and any(text.may_exit for text in self.texts):
-            depth = self._plan.next_depth(self._depth)
-        return self._trunk.layers if depth is None else depth
+        plans = {text.plan for text in self.texts if text.plan is not None}
+        depths = (plan.next_depth(self._depth) for plan in plans)
+        return min((depth for depth in depths if depth is not None), default=self._trunk.layers)
 
     def _sure_ones(self, rows: Rows) -> list[Answer]:
         """Those that leave at an exit, with its labels. NaN is never sure enough."""
-        plan, head, depth = self._plan, self._trunk.own_head, self._depth
-        assert plan is not None and head is not None
-        asked = [index for index, text in enumerate(self.texts) if text.may_exit]
-        scores = plan.heads.scores(depth, self._trunk.features(_select(self._trunk, rows, asked)))
+        head, depth = self._trunk.own_head, self._depth
+        plans = {index: text.plan for index, text in enumerate(self.texts) if text.plan is not None}
+        asked = [index for index, plan in plans.items() if depth in plan.exits.thresholds]
+        assert asked and head is not None
+        heads = plans[asked[0]].heads  # they are the model's, whatever the thresholds
+        scores = heads.scores(depth, self._trunk.features(_select(self._trunk, rows, asked)))
         confidences: list[float] = scores.amax(dim=-1).tolist()
         self._metrics.asked(depth, confidences)
         sure = [
             place
             for place, (index, confidence) in enumerate(zip(asked, confidences, strict=True))
-            if confidence >= plan.exits.least_confidence(depth, self.texts[index].tokens)
+            if confidence >= plans[index].exits.least_confidence(depth, self.texts[index].tokens)
         ]
         if not sure:
             return []

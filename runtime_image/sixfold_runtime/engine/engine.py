@@ -14,6 +14,7 @@ from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.device import choose_device, set_threads
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.kv_reuse import kv_reuse_in_use
 from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.model import EngineModel
@@ -193,7 +194,7 @@ class Engine:
             raise RequestError(503, "model_not_ready", f"model {request.model!r} isn't ready: {model.why_not_ready}")
 
     def _refuse(self, sink: Sink, request: Request, error: RequestError) -> None:
-        level = self._config().stable.level
+        level = self._config().of(request.arm).level
         if request.model in self.models:  # anything else would put a client's words into a label
             self._metrics.of(request.model).ended(level, error.code)
         sink.deliver([], [failed(request.id, level, error, len(request.token_ids))])
@@ -251,7 +252,7 @@ class Engine:
     def _adapt(self) -> None:
         """Let weights, and what is kept, follow the configuration."""
         if self.shelf is not None:
-            self.shelf.follow(self._config().stable.kv_reuse)
+            self.shelf.follow(kv_reuse_in_use(self._config()))
         if [model for model in self.models.values() if model.adapt()]:
             self._on_models()
 

@@ -11,7 +11,7 @@ import torch
 
 from sixfold_api.generation import MAX_DRAFT_TOKENS
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import EffectiveConfig
+from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
 from sixfold_runtime.engine.errors import RequestError
@@ -197,12 +197,12 @@ class GenerationRunner:
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # another model of this engine may be faster with others
         outputs: list[Output] = []
-        effective = self._config().stable
-        self._admit_waiting(effective, outputs)
+        config = self._config()
+        self._admit_waiting(outputs)
         plan = self._scheduler.step()
         for key in plan.admitted:
-            self._begin(self._sequences[key], effective)
-        sampler = self._samplers.current(effective.sampler_pipeline)
+            self._begin(self._sequences[key], config)
+        sampler = self._samplers.current(config.stable.sampler_pipeline)
         if sampler is not self._samplers.inline:
             self._lanes.add_second()
         for lane in self._lanes:
@@ -218,19 +218,18 @@ class GenerationRunner:
             self._guarded(sequences, lambda: self._prefill(prefill, sequences, outputs), outputs)
         return outputs
 
-    def _admit_waiting(self, effective: EffectiveConfig, outputs: list[Output]) -> None:
+    def _admit_waiting(self, outputs: list[Output]) -> None:
         """Queue those that have what they waited for."""
         if self._room.has_news:
             ready, refused = self._room.retry()
             for sequence in ready:
                 self._scheduler.admit(sequence.entry)
             outputs += [self._fail(sequence, error) for sequence, error in refused]
-        if effective.kv_reuse is None:
-            for sequence in self._room.disappoint():
-                self._scheduler.amend(sequence.entry)
+        for sequence in self._room.disappoint():
+            self._scheduler.amend(sequence.entry)
 
-    def _begin(self, sequence: Sequence, effective: EffectiveConfig) -> None:
-        self._intake.begin(sequence, effective)
+    def _begin(self, sequence: Sequence, config: RuntimeConfig) -> None:
+        self._intake.begin(sequence, config)
         self._room.begun(sequence)
         self._metrics.queued(self._clock() - sequence.arrived_seconds)
         self._metrics.reused(sequence.level, sequence.cached_tokens)

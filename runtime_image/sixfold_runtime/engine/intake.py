@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sixfold_api.runtime_config import EffectiveConfig
+from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.logprobs import TokenBytes
@@ -13,7 +13,7 @@ from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.sequence import Sequence
 from sixfold_runtime.engine.speculation import acceptance_of
 from sixfold_runtime.engine.stream import OutputStream
-from sixfold_runtime.engine.work import CurrentConfig, Key, check_context, check_prompt, check_sampling
+from sixfold_runtime.engine.work import CurrentConfig, Key, arm_in_use, check_context, check_prompt, check_sampling
 
 
 class Intake:
@@ -41,19 +41,23 @@ class Intake:
         check_sampling(sampling)
         check_context(prompt_tokens, self.context_tokens)
         max_tokens = min(sampling.max_tokens, self.context_tokens - prompt_tokens)
+        config = self._config()
         return Sequence(
             key=key,
             request=request,
             stream=OutputStream(self._model.tokenizer.tokenizer, sampling.stop, self._model.eos_ids, max_tokens),
             max_tokens=max_tokens,
             arrived_seconds=self._clock(),
-            level=self._config().stable.level,
+            level=config.of(request.arm).level,
+            arm=arm_in_use(config, request.arm),
             context=list(request.token_ids),
         )
 
-    def begin(self, sequence: Sequence, effective: EffectiveConfig) -> None:
-        """Stamp the configuration of now on a sequence; it keeps that."""
-        sequence.level = effective.level
+    def begin(self, sequence: Sequence, config: RuntimeConfig) -> None:
+        """Stamp what its arm obeys now on a sequence; it keeps that."""
+        effective = config.of(sequence.request.arm)
+        sequence.level, sequence.arm = effective.level, arm_in_use(config, sequence.request.arm)
+        sequence.shadow_rate = 0.0 if effective.shadow is None else effective.shadow.sample_rate
         sequence.may_keep &= effective.kv_reuse is not None and sequence.request.kv_reuse
         if sequence.request.speculative and self._has_draft:
             sequence.speculative = effective.speculative

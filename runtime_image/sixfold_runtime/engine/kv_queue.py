@@ -45,7 +45,7 @@ class KVQueue:
     @property
     def has_news(self) -> bool:
         """Whether one that waits may go on."""
-        return bool(self._waiting) and (self._is_woken or self._is_off)
+        return bool(self._waiting) and (self._is_woken or any(self._is_off(sequence) for sequence in self._waiting))
 
     def take(self, sequence: Sequence) -> bool:
         """Look for a sequence's keys and values; False: it waits here for them."""
@@ -69,8 +69,8 @@ class KVQueue:
             self._start()
 
     def disappoint(self) -> list[Sequence]:
-        """The mode is off: those that are queued elsewhere give up what was found for them."""
-        found = [sequence for sequence in self._ahead if sequence not in self._waiting]
+        """Where the mode is off now: those that are queued elsewhere give up what was found for them."""
+        found = [sequence for sequence in self._ahead if sequence not in self._waiting and self._is_off(sequence)]
         for sequence in found:
             sequence.take_prefix(None)
             del self._ahead[sequence]
@@ -91,9 +91,8 @@ class KVQueue:
         sequence.prefix = None
         self.begun(sequence)
 
-    @property
-    def _is_off(self) -> bool:
-        return self._reuse is None or self._reuse.config is None
+    def _is_off(self, sequence: Sequence) -> bool:
+        return self._reuse is None or not self._reuse.is_on(sequence.request.arm)
 
     def _start(self) -> None:
         """Begin the lookups whose turn it is: not more than are soon needed, so that what they find takes no memory."""
@@ -115,7 +114,7 @@ class KVQueue:
         """Whether it is done with waiting; then it has what was found and is none of those that wait."""
         assert self._reuse is not None
         wait = self._waiting[sequence]
-        if self._is_off:
+        if self._is_off(sequence):
             self.release(sequence)
             return True
         if not wait.is_done:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sixfold_api.runtime_config import KVReuseConfig
+from sixfold_api.runtime_config import KVReuseConfig, RuntimeConfig
 from sixfold_runtime.engine.forward import Forward
 from sixfold_runtime.engine.kv_cache import KVCache
 from sixfold_runtime.engine.kv_shelf import Shelf
@@ -77,8 +77,12 @@ class KVReuse:
 
     @property
     def config(self) -> KVReuseConfig | None:
-        """None while the mode is off."""
-        return self._config().stable.kv_reuse
+        """None while the mode is off in both arms."""
+        return kv_reuse_in_use(self._config())
+
+    def is_on(self, arm: str) -> bool:
+        """Whether requests of an arm reuse keys and values now."""
+        return self._config().of(arm).kv_reuse is not None
 
     @property
     def problem(self) -> str:
@@ -105,7 +109,7 @@ class KVReuse:
     def wanted(self, sequence: Sequence) -> Scope | None:
         """Where to look for the keys and values of a prompt; None where that isn't possible or doesn't pay."""
         config, request = self.config, sequence.request
-        if config is None or not request.kv_reuse:
+        if config is None or not request.kv_reuse or not self.is_on(request.arm):
             return None
         scope, tokens = self._scope(sequence, config), len(request.token_ids)
         if scope is None or self._costs.wants(tokens, config.block_tokens, config.min_prompt_tokens):
@@ -200,6 +204,13 @@ class KVReuse:
             task=task,
             task_digest=task_digest,
         )
+
+
+def kv_reuse_in_use(config: RuntimeConfig) -> KVReuseConfig | None:
+    """Where blocks are, and how large: the stable arm's word, or the canary's where it alone has the mode on."""
+    if config.stable.kv_reuse is None and config.canary is not None:
+        return config.canary.config.kv_reuse
+    return config.stable.kv_reuse
 
 
 def why_not(model: LoadedModel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sixfold_api.runtime_config import SpeculativeConfig
+from sixfold_api.runtime_config import STABLE, SpeculativeConfig
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.kv_store import Prefix
 from sixfold_runtime.engine.picker import Picked, Picker
@@ -26,11 +26,15 @@ class Sequence:
     max_tokens: int
     arrived_seconds: float
     level: int
-    """The current one until the first step, then it stays."""
+    """The current one of its arm until the first step, then it stays."""
     context: list[int]
     """Prompt and answer; the last token isn't in the KV cache yet."""
     picker: Picker = field(init=False)
     """Made when the request begins."""
+    arm: str = STABLE
+    """That it runs in; as `level`."""
+    shadow_rate: float = 0.0
+    """Share of answers like this one that are computed again; as `level`."""
     speculative: SpeculativeConfig | None = None
     """How tokens are drafted for it; None is plain decoding."""
     task_slice: TaskSlice | None = None

@@ -50,7 +50,7 @@ class WaitingRoom:
         self._kv.begun(sequence)
 
     def disappoint(self) -> list[Sequence]:
-        """Sequences that have not begun, without the keys and values that were found for them: the mode is off now."""
+        """Sequences that have not begun and whose arm has the mode off now, without what was found for them."""
         return self._kv.disappoint()
 
     def withdraw(self) -> list[Sequence]:

@@ -10,12 +10,18 @@ from typing import Any, Protocol
 import torch
 
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import RuntimeConfig
+from sixfold_api.runtime_config import CANARY, STABLE, RuntimeConfig
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason, Sampling
 
 CurrentConfig = Callable[[], RuntimeConfig]
 Wake = Callable[[], None]
+
+
+def arm_in_use(config: RuntimeConfig, asked: str) -> str:
+    """The arm that a request which begins now runs in: a canary that has just ended is stable, and so is any other
+    word of a gateway, so that none of it gets into a label."""
+    return CANARY if asked == CANARY and config.canary is not None else STABLE
 
 
 class Sink(Protocol):
