@@ -44,6 +44,10 @@ class Drafter:
     def kv_bytes(self) -> int:
         return self._cache.allocated_bytes
 
+    @property
+    def kv_used_bytes(self) -> int:
+        return self._cache.used_bytes
+
     def reach_tokens(self, sequence: Sequence) -> int:
         """How many tokens could be drafted at most: less where the draft's context ends, none if it failed before."""
         if sequence in self._broken:
@@ -59,6 +63,8 @@ class Drafter:
         """Draft up to lengths[s] > 0 tokens for each sequence s, all rows together."""
         self._seat(lengths)
         self._catch_up()
+        for sequence in self._rows:
+            sequence.account.draft()
         tokens: list[list[int]] = [[] for _ in self._rows]
         distributions: list[list[Distribution]] = [[] for _ in self._rows]
         wanted = [lengths.get(sequence, 0) for sequence in self._rows]
@@ -71,7 +77,9 @@ class Drafter:
                 if not math.isfinite(logits[row, best[row]]):
                     self._broken.add(sequence)
                     wanted[row] = len(tokens[row])
+                spent = self._forward.spent[row]
                 if len(tokens[row]) < wanted[row]:
+                    sequence.account.drafted.append(spent)
                     if sequence.picker.is_plain_greedy:
                         tokens[row].append(best[row])
                         continue
@@ -79,6 +87,8 @@ class Drafter:
                     tokens[row].append(token)
                     if distribution is not None:
                         distributions[row].append(distribution)
+                else:
+                    sequence.account.padding += spent
             # A row that needs no more tokens goes on with its last one; what that writes is rolled back.
             feed = [[drafted[-1] if drafted else feed[row][-1]] for row, drafted in enumerate(tokens)]
         return {
@@ -127,6 +137,7 @@ class Drafter:
         unseen = sequence.context[alone.lengths[0] : -1]
         for start in range(0, len(unseen), _CHUNK_TOKENS):
             self._forward([unseen[start : start + _CHUNK_TOKENS]], alone)
+            sequence.account.useful += self._forward.spent[0]
         self._cache.append(alone, 0)
         self._rows.append(sequence)
 

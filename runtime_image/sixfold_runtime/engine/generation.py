@@ -12,6 +12,7 @@ import torch
 from sixfold_api.generation import MAX_DRAFT_TOKENS
 from sixfold_api.modes import Mode
 from sixfold_api.runtime_config import RuntimeConfig
+from sixfold_runtime.engine.accounting import Accounting
 from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
 from sixfold_runtime.engine.errors import RequestError
@@ -24,7 +25,7 @@ from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.memory import measure
 from sixfold_runtime.engine.metrics import ModelMetrics
 from sixfold_runtime.engine.picker import Picked
-from sixfold_runtime.engine.pipeline import Task, slot_bytes
+from sixfold_runtime.engine.pipeline import LogitsSampler, Task, slot_bytes
 from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
 from sixfold_runtime.engine.samplers import Samplers
@@ -66,6 +67,7 @@ class GenerationRunner:
         draft: LoadedModel | None = None,
         slices: SlicePool | None = None,
         kv: KVReuse | None = None,
+        answered: Callable[[Sequence], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -73,16 +75,19 @@ class GenerationRunner:
             draft: has the target's tokenizer; without one every request is decoded plainly.
             slices: of the target's tasks, for its decoder; closed with this runner. None: it can't have any.
             kv: finds and keeps keys and values of the target. None: every prompt is computed whole.
+            answered: told of every complete answer.
         """
         self._model = target
         self._forward = make_forward(target)
         self._draft = None if draft is None else (draft, make_forward(draft))
         self._config = config
         self._metrics = metrics
+        self._answered = answered
         self._clock = clock
         self._sequences: dict[Key, Sequence] = {}
         self._prompts = PromptGroup(self._forward, metrics)
         self._lanes = Lanes(_lane_maker(target, self._forward, self._draft))
+        self._accounting = Accounting(self._forward, target.served.name, metrics.flops, clock)
         self._intake = Intake(target, self._forward, draft is not None, config, clock)
         self._scheduler: Scheduler[Key] = Scheduler(limits)
         self.slices = slices
@@ -133,6 +138,11 @@ class GenerationRunner:
         return self._prompts.cache.allocated_bytes + self._lanes.kv_bytes
 
     @property
+    def kv_used_bytes(self) -> int:
+        """Of those, the ones that hold tokens."""
+        return self._prompts.cache.used_bytes + self._lanes.kv_used_bytes
+
+    @property
     def notes(self) -> RunnerNotes:
         """Of now; read from any thread."""
         problems = {Mode.SPECULATIVE: self._speculation.fault, Mode.SAMPLER_PIPELINE: self._samplers.problem}
@@ -176,13 +186,14 @@ class GenerationRunner:
         sequence = self._sequences.get(key)
         if sequence is not None:
             self._metrics.ended(sequence.level, "cancelled")
-            self._forget(sequence)
+            self._forget(sequence, is_cancelled=True)
 
     def keep_nothing_of(self, tenant: str) -> None:
         """What is being computed for a tenant is not kept."""
-        for sequence in self._sequences.values():
-            if sequence.request.tenant == tenant:
-                sequence.may_keep = False
+        theirs = [sequence for sequence in self._sequences.values() if sequence.request.tenant == tenant]
+        for sequence in theirs:
+            sequence.may_keep = False
+        self._accounting.forget(tenant, theirs)
 
     def withdraw(self) -> list[tuple[Key, Generate]]:
         """Take back the requests that have not begun, oldest first."""
@@ -196,6 +207,7 @@ class GenerationRunner:
         """The next tokens of every running sequence, and a piece of prefill."""
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # another model of this engine may be faster with others
+        self._accounting.step_begins()
         outputs: list[Output] = []
         config = self._config()
         self._admit_waiting(outputs)
@@ -209,9 +221,10 @@ class GenerationRunner:
             if lane.flight is not None:
                 self._land(lane, lane.flight, outputs)
             if lane.sequences:
-                self._guarded(lane.sequences, lambda lane=lane: self._speculation.launch(lane, sampler), outputs)  # type: ignore[misc]
+                self._guarded(lane.sequences, lambda lane=lane: self._launch(lane, sampler), outputs)  # type: ignore[misc]
             if lane.flight is not None and sampler is self._samplers.inline:
                 self._land(lane, lane.flight, outputs)
+            self._accounting.charge(lane.sequences)
         if plan.prefill is not None:
             prefill = plan.prefill
             sequences = [self._sequences[key] for key in prefill.keys]
@@ -233,6 +246,7 @@ class GenerationRunner:
         self._room.begun(sequence)
         self._metrics.queued(self._clock() - sequence.arrived_seconds)
         self._metrics.reused(sequence.level, sequence.cached_tokens)
+        self._accounting.begins(sequence, config.of(sequence.arm).kv_reuse)
 
     def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""
@@ -244,9 +258,13 @@ class GenerationRunner:
             failure = failure_of(error)
             outputs += [self._fail(sequence, failure) for sequence in affected if sequence.key in self._sequences]
 
+    def _launch(self, lane: Lane, sampler: LogitsSampler) -> None:
+        self._accounting.launched(self._speculation.launch(lane, sampler))
+
     def _land(self, lane: Lane, flight: Flight, outputs: list[Output]) -> None:
         """Take what the sampler picked."""
         picked = self._speculation.land(lane, flight)
+        self._accounting.landed(flight, picked)
         for sequence, result in zip(flight.sequences, picked, strict=True):
             if sequence.is_cancelled:
                 lane.leave(sequence)
@@ -256,12 +274,16 @@ class GenerationRunner:
     def _prefill(self, prefill: Prefill[Key], sequences: list[Sequence], outputs: list[Output]) -> None:
         began = self._clock()
         logits = self._prompts.compute(prefill, sequences)
+        starts = [sequence.cached_tokens + prefill.start for sequence in sequences]
+        self._accounting.prefilled(sequences, starts, prefill.counts)
         if not prefill.finishes:
             self._prompts.seconds += self._clock() - began
+            self._accounting.charge_by_tokens(sequences, prefill.counts)
             return
         # The first token is wanted at once, so it is picked in line.
         tasks = [Task(sequence.picker, NO_DRAFT, 1) for sequence in sequences]
         picked = self._samplers.inline.submit(logits[:, None], tasks).result()
+        self._accounting.charge_by_tokens(sequences, prefill.counts)
         if self.kv is not None:
             self.kv.computed(sequences, self._prompts.seconds + self._clock() - began)
         for row, sequence in enumerate(sequences):
@@ -284,6 +306,7 @@ class GenerationRunner:
             outputs.append((sink, sequence.add(picked)))
             if picked.reason is not None:
                 self._keep(sequence)
+                self._answered(sequence)
                 self._forget(sequence)
                 self._metrics.ended(sequence.level, picked.reason.value)
                 outputs.append((sink, sequence.done(picked.reason)))
@@ -296,10 +319,14 @@ class GenerationRunner:
     def _keep(self, sequence: Sequence) -> None:
         """Its answer is complete: keep its keys and values for those that begin alike."""
         lane = self._lanes.of(sequence)
-        if self.kv is not None and sequence.may_keep and lane is not None:
-            self.kv.keep(sequence, *lane.kept(sequence))
+        if lane is not None:
+            cache, row, tokens = lane.kept(sequence)
+            self._accounting.computed(sequence, tokens)
+            if self.kv is not None and sequence.may_keep:
+                self.kv.keep(sequence, cache, row, tokens)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence, is_cancelled: bool = False) -> None:
+        self._accounting.ended(sequence, is_cancelled)
         del self._sequences[sequence.key]
         self._scheduler.cancel(sequence.key)
         self._speculation.forget(sequence)

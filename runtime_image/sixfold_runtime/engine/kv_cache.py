@@ -62,6 +62,11 @@ class KVCache(Protocol):
     def bytes_per_token(self) -> int:
         """Of one token of one row, over all layers; 0 while nothing is allocated."""
 
+    @property
+    def used_bytes(self) -> int:
+        """Of those that are allocated: they hold tokens. May be read from any thread."""
+        return sum(self.lengths) * self.bytes_per_token
+
 
 @dataclass
 class _Layer:

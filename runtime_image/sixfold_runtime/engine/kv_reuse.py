@@ -115,6 +115,7 @@ class KVReuse:
         if scope is None or self._costs.wants(tokens, config.block_tokens, config.min_prompt_tokens):
             return scope
         self._shelf.store.skip(scope, request.token_ids)
+        sequence.account.is_lookup_worth_it = False
         return None
 
     def find(self, sequence: Sequence, scope: Scope, wake: Callable[[], None]) -> Lookup | None:

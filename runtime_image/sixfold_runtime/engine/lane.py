@@ -49,6 +49,10 @@ class Lane:
     def kv_bytes(self) -> int:
         return self._cache.allocated_bytes + (self.drafter.kv_bytes if self.drafter else 0)
 
+    @property
+    def kv_used_bytes(self) -> int:
+        return self._cache.used_bytes + (self.drafter.kv_used_bytes if self.drafter else 0)
+
     def join(self, sequence: Sequence, group: KVCache, row: int) -> None:
         """Take a sequence whose prompt lies in a row of another cache."""
         self._cache.append(group, row)
@@ -129,6 +133,10 @@ class Lanes:
     @property
     def kv_bytes(self) -> int:
         return sum(lane.kv_bytes for lane in self._lanes)
+
+    @property
+    def kv_used_bytes(self) -> int:
+        return sum(lane.kv_used_bytes for lane in self._lanes)
 
     def add_second(self) -> None:
         """If it isn't there yet."""

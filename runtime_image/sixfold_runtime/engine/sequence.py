@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from sixfold_api.runtime_config import STABLE, SpeculativeConfig
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.kv_store import Prefix
@@ -14,6 +16,7 @@ from sixfold_runtime.engine.scheduler import Entry
 from sixfold_runtime.engine.stream import OutputStream
 from sixfold_runtime.engine.task_slice import TaskSlice
 from sixfold_runtime.engine.work import Key, failed
+from sixfold_runtime.waste_account import Account
 
 
 @dataclass(eq=False)
@@ -48,6 +51,7 @@ class Sequence:
     level_sent: bool = False
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    account: Account = field(default_factory=Account)
     is_cancelled: bool = False
     """Forgotten while its tokens are being picked: its row goes when they are."""
 
@@ -90,10 +94,12 @@ class Sequence:
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
             cached_tokens=self.cached_tokens,
+            engine_seconds=self.account.engine_seconds,
         )
 
     def failed(self, error: RequestError) -> Done:
-        return failed(self.request.id, self.level, error, len(self.request.token_ids), self.stream.tokens)
+        done = failed(self.request.id, self.level, error, len(self.request.token_ids), self.stream.tokens)
+        return replace(done, engine_seconds=self.account.engine_seconds)
 
 
 def slices_of(sequences: Iterable[Sequence]) -> list[TaskSlice | None] | None:

@@ -59,7 +59,7 @@ class Speculation:
         self.fault = ""
         self.shortened = ""
 
-    def launch(self, lane: Lane, sampler: LogitsSampler) -> None:
+    def launch(self, lane: Lane, sampler: LogitsSampler) -> Flight:
         """Draft and verify a lane's next tokens, and hand the logits to the sampler."""
         drafts, draft_seconds = self.draft(lane)
         contexts = {sequence: len(sequence.context) for sequence in lane.sequences}
@@ -76,6 +76,7 @@ class Speculation:
         self._metrics.forward(DECODE, sum(task.positions for task in tasks), logits.shape[0] * logits.shape[1])
         picks = sampler.submit(logits, tasks)
         lane.flight = Flight(picks, list(lane.sequences), contexts, drafts, draft_seconds, began)
+        return lane.flight
 
     def land(self, lane: Lane, flight: Flight) -> list[Picked]:
         """What the sampler picked for each sequence of a flight; what was rejected is forgotten."""
