@@ -27,3 +27,6 @@ CONFIG_SECONDS = Histogram(
     buckets=(0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120),
 )
 POLICY_LEVEL = Gauge("sixfold_operator_policy_level", "Target level of a policy", ["namespace", "policy"])
+POLICY_CEILING = Gauge(
+    "sixfold_operator_policy_ceiling", "spec.rollbackLevel: the level of a healthy policy", ["namespace", "policy"]
+)

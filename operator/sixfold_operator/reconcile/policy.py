@@ -237,7 +237,9 @@ class PolicyReconciler:
         before = last_status(InferencePolicyStatus, policy)
         await write_status(self._context, policy, status, notes(before, status))
         target = findings.effective.config.level
-        metrics.POLICY_LEVEL.labels(policy["metadata"]["namespace"], policy["metadata"]["name"]).set(target)
+        place = policy["metadata"]["namespace"], policy["metadata"]["name"]
+        metrics.POLICY_LEVEL.labels(*place).set(target)
+        metrics.POLICY_CEILING.labels(*place).set(findings.spec.rollback_level)
         if before.level is None or before.level.target != target:
             metrics.LEVEL_DECISIONS.labels(LEVEL_REASON).inc()
 
@@ -260,6 +262,7 @@ class PolicyReconciler:
     def _forget(self, namespace: str, name: str) -> None:
         if self._progress.pop((namespace, name), None) is not None:
             metrics.POLICY_LEVEL.remove(namespace, name)
+            metrics.POLICY_CEILING.remove(namespace, name)
 
 
 def _shares_redis(findings: Findings) -> bool:
