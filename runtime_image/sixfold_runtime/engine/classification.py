@@ -56,6 +56,7 @@ class ClassificationRunner:
         exits: ExitHeads | None = None,
         why_no_exits: str = "",
         slices: SlicePool | None = None,
+        answered: Callable[[Text, Answer], None] = lambda _text, _answer: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -63,12 +64,14 @@ class ClassificationRunner:
             exits: of the model's own head.
             why_no_exits: for people, why there are none although the folder has some.
             slices: of the model's tasks.
+            answered: told of every text that got its labels.
         """
         self._model = model
         self._trunk = model.trunk
         self._limits = limits
         self._config = config
         self._metrics = metrics
+        self._answered = answered
         self._clock = clock
         self._slices = slices
         self._queue = TextQueue(limits.max_waiting, slices)
@@ -228,6 +231,7 @@ class ClassificationRunner:
             self._metrics.non_finite()
             return self._fail(text, non_finite(), text.level)
         self._queue.release(text)
+        self._answered(text, answer)
         self._metrics.ended(text.level, "classified")
         if answer.layers is not None and not text.request.task:
             seconds = self._clock() - text.arrived_seconds
