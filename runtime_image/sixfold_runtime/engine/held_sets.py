@@ -99,7 +99,9 @@ class HeldSets:
 
     def add(self, loaded: LoadedSet) -> None:
         self._sets = {**self._sets, loaded.name: loaded}
-        self._metrics.of(loaded.name).watch(self._finder(loaded.name))
+        find = self._finder(loaded.name)
+        self._metrics.of(loaded.name).watch(find)
+        self._metrics.of(loaded.name).watch_room(find)
 
     def release(self, names: Collection[str]) -> None:
         """Free the memory of these, unless somebody else holds on to them."""

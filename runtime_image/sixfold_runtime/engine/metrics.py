@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -13,6 +13,7 @@ from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.classification_metrics import ExitMetrics, ExitSeries
 from sixfold_runtime.engine.kv_metrics import KVMetrics, KVSeries
 from sixfold_runtime.engine.slice_metrics import SliceMetrics, SliceSeries
+from sixfold_runtime.engine.speculation_metrics import WINDOW_DRAFTS, SpeculationSeries
 from sixfold_runtime.engine.waste_metrics import FlopsMetrics, FlopsSeries
 from sixfold_runtime.engine.work import Runner
 from sixfold_runtime.settings import RuntimeSettings
@@ -21,11 +22,7 @@ _POLICY = ("namespace", "policy")
 _VARIANT = (*_POLICY, "variant")
 _WAIT_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_FORWARD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
-_DRAFT_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 _SWAP_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
-_WINDOW_DRAFTS = 256
-"""The acceptance rate is that of this many last drafts."""
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
 
@@ -121,52 +118,6 @@ class EngineMetrics:
         return self._models.setdefault(variant, ModelMetrics(self, variant))
 
 
-class SpeculationSeries:
-    """What drafting costs and brings."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        stepped = (*_VARIANT, "level")
-        self.drafted = Counter(
-            "sixfold_draft_tokens", "Tokens that the draft model proposed.", stepped, registry=registry
-        )
-        self.accepted = Counter(
-            "sixfold_accepted_tokens",
-            "Drafted tokens that the target accepted, by their position in the draft (the first is 1).",
-            (*stepped, "position"),
-            registry=registry,
-        )
-        self.draft_seconds = Histogram(
-            "sixfold_draft_seconds",
-            "Time of drafting, a step.",
-            stepped,
-            buckets=_FORWARD_BUCKETS,
-            registry=registry,
-        )
-        self.verify_seconds = Histogram(
-            "sixfold_verify_seconds",
-            "Time of the target's forward over a draft, a step.",
-            stepped,
-            buckets=_FORWARD_BUCKETS,
-            registry=registry,
-        )
-        self.draft_length = Histogram(
-            "sixfold_draft_length_tokens",
-            "Tokens drafted for a row in a step; 0 is a step without a draft while speculation is on.",
-            stepped,
-            buckets=_DRAFT_BUCKETS,
-            registry=registry,
-        )
-        self.acceptance_rate = Gauge(
-            "sixfold_acceptance_rate",
-            f"Accepted of drafted tokens over the last {_WINDOW_DRAFTS} drafts; absent before the first.",
-            _VARIANT,
-            registry=registry,
-        )
-        self.draft_on_cpu = Gauge(
-            "sixfold_draft_on_cpu", "1 where the draft computes on the CPU.", _VARIANT, registry=registry
-        )
-
-
 class SwapSeries:
     """Exchanges of full and quantised weights. Their variant is the served model's own."""
 
@@ -184,6 +135,16 @@ class SwapSeries:
         )
 
 
+class Room(Protocol):
+    """For keys and values of running requests; the counts may be read from any thread."""
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    @property
+    def kv_used_bytes(self) -> int: ...
+
+
 class ModelMetrics:
     """The series of one model."""
 
@@ -191,7 +152,7 @@ class ModelMetrics:
         self._metrics = metrics
         self._labels = {**metrics.labels, "variant": variant}
         self._children: dict[tuple[object, ...], object] = {}
-        self._drafts: deque[tuple[int, int]] = deque(maxlen=_WINDOW_DRAFTS)
+        self._drafts: deque[tuple[int, int]] = deque(maxlen=WINDOW_DRAFTS)
         self.exits = ExitMetrics(metrics.exits, self._labels)
         self.slices = SliceMetrics(metrics.slices, self._labels)
         self.flops = FlopsMetrics(metrics.flops, self._labels)
@@ -214,6 +175,12 @@ class ModelMetrics:
         metrics.running.labels(**labels).set_function(read(lambda found: found.running))
         metrics.waiting.labels(**labels).set_function(read(lambda found: found.waiting))
         metrics.memory.labels(**labels, kind="kv").set_function(read(lambda found: found.kv_bytes))
+
+    def watch_room(self, runner: Callable[[], Room | None]) -> None:
+        """Read what its requests have reserved, and what of it is in use, whenever Prometheus asks."""
+        reserved, used = (self._metrics.memory.labels(**self._labels, kind=kind) for kind in ("reserved", "used"))
+        reserved.set_function(lambda: 0 if (found := runner()) is None else found.kv_bytes)
+        used.set_function(lambda: 0 if (found := runner()) is None else found.kv_used_bytes)
 
     def queued(self, seconds: float) -> None:
         self._metrics.queue_wait.labels(**self._labels).observe(seconds)
