@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.classification_metrics import ExitMetrics, ExitSeries
 from sixfold_runtime.engine.kv_metrics import KVMetrics, KVSeries
+from sixfold_runtime.engine.shadow_metrics import ShadowMetrics, ShadowSeries
 from sixfold_runtime.engine.slice_metrics import SliceMetrics, SliceSeries
 from sixfold_runtime.engine.speculation_metrics import WINDOW_DRAFTS, SpeculationSeries
 from sixfold_runtime.engine.waste_metrics import FlopsMetrics, FlopsSeries
@@ -77,6 +78,7 @@ class EngineMetrics:
         self.slices = SliceSeries(registry, self.memory)
         self.kv = KVMetrics(KVSeries(registry), self.labels)
         self.flops = FlopsSeries(registry)
+        self.shadow = ShadowSeries(registry)
         self.reused = Counter(
             "sixfold_reused_tokens",
             "Tokens of prompts whose keys and values were found instead of computed.",
@@ -155,6 +157,7 @@ class ModelMetrics:
         self._drafts: deque[tuple[int, int]] = deque(maxlen=WINDOW_DRAFTS)
         self.exits = ExitMetrics(metrics.exits, self._labels)
         self.slices = SliceMetrics(metrics.slices, self._labels)
+        self.shadow = ShadowMetrics(metrics.shadow, self._labels)
         self.flops = FlopsMetrics(metrics.flops, self._labels)
 
     def loaded(self, load_seconds: float, weight_bytes: int) -> None:
