@@ -146,6 +146,11 @@ class CanaryJudgement:
     verdict: Verdict
     samples: int
     why: str = ""
+    signal: str = ""
+    """The one that breached, such as ErrorRate."""
+
+
+PROCESS_WIDE = frozenset({Mode.SAMPLER_PIPELINE, Mode.SUBGRAPHS, Mode.DYNAMIC_BATCHING})
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,8 @@ class View:
         modes: modes that the spec asks for and that can run.
         spec_hash: of the level-relevant part of the spec.
         ready_since: since when the policy has been Ready; None while it isn't.
+        unsplittable: modes that are a whole process's, so that no canary can try them on a share of its requests
+            (Quantized too, where weights are swapped).
     """
 
     ceiling: int
@@ -169,11 +176,17 @@ class View:
     timing: Timing = Timing()
     canary: CanaryPlan | None = None
     ready_since: datetime | None = None
+    unsplittable: frozenset[Mode] = PROCESS_WIDE
 
 
 @dataclass(frozen=True)
 class State:
-    """What the loop remembers of a policy: parts of its status, none before the first decision."""
+    """What the loop remembers of a policy: parts of its status, none before the first decision.
+
+    Attributes:
+        active: modes that were on for all requests, as status.modes says; None where that isn't known. The reducer reads
+            it to tell modes that a changed spec adds, and leaves it as it is.
+    """
 
     level: LevelStatus | None = None
     suspended: tuple[Suspension, ...] = ()
@@ -181,6 +194,7 @@ class State:
     canary: CanaryStatus | None = None
     signals: tuple[SignalStatus, ...] = ()
     control: ControlStatus = field(default_factory=ControlStatus)
+    active: frozenset[Mode] | None = None
 
 
 @dataclass(frozen=True)
