@@ -300,7 +300,10 @@ async def test_metrics_count_what_happened(served: Served) -> None:
     ended = 'sixfold_engine_requests_total{level="3",namespace="default",outcome="'
     assert (await served.metric(ended + "length"), await served.metric(ended + "classified")) == (2, 2)
     assert await served.metric(f"sixfold_queue_wait_seconds_count{{{labels.format('', 'chat')}}}") == 2
-    assert await served.metric(f"sixfold_engine_busy_seconds_total{{{labels.format('', 'chat')}}}") > 0
+    assert await served.metric(f'sixfold_engine_busy_seconds_total{{level="3",{labels.format("", "chat")}}}') > 0
+    useful = 'level="3",namespace="default",outcome="useful",policy="local",variant="chat"'
+    assert await served.metric(f'sixfold_flops_total{{arm="stable",cause="",estimated="false",{useful}}}') > 0
+    assert await served.metric('sixfold_memory_bytes{kind="reserved"') == 0, "nothing runs"
     assert await served.metric('sixfold_memory_bytes{kind="weights"') > 100_000
 
 
