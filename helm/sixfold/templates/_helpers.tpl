@@ -70,6 +70,21 @@ lazyfree-lazy-expire yes
 tcp-keepalive 60
 {{- end -}}
 
+{{/* Further signals and sinks, which the operator reads again when they change. */}}
+{{- define "sixfold.control" -}}
+{{ include "sixfold.fullname" . }}-control
+{{- end -}}
+
+{{- define "sixfold.alertsSecret" -}}
+{{ .Values.alerts.tokenSecret.name | default (printf "%s-alerts" (include "sixfold.fullname" .)) }}
+{{- end -}}
+
+{{/* The one that the first install made up, else a new one: to be called once a rendering. */}}
+{{- define "sixfold.alertsToken" -}}
+{{- $old := lookup "v1" "Secret" .Release.Namespace (include "sixfold.alertsSecret" .) | default dict -}}
+{{ dig "data" .Values.alerts.tokenSecret.key "" $old | b64dec | default (randAlphaNum 48) }}
+{{- end -}}
+
 {{/* An image of the values: repository:tag or repository@digest. */}}
 {{- define "sixfold.image" -}}
 {{- $tag := .image.tag | default .appVersion -}}
@@ -83,6 +98,12 @@ tcp-keepalive 60
   verbs: [get, list, watch]
 - apiGroups: [sixfold.dev]
   resources: [inferencepolicies/status, modelvariants/status]
+  verbs: [get, patch]
+- apiGroups: [sixfold.dev]
+  resources: [optimizationtickets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [sixfold.dev]
+  resources: [optimizationtickets/status]
   verbs: [get, patch]
 - apiGroups: [apps]
   resources: [deployments]
@@ -105,4 +126,62 @@ tcp-keepalive 60
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- end -}}
+
+{{/* Files of the operator, each volume at /etc/sixfold/<name>; whole volumes, because the kubelet refreshes only those.
+What isn't there yet doesn't keep the operator from starting: it says so, and takes it once it is there. */}}
+{{- define "sixfold.operatorVolumes" -}}
+{{- $prometheus := .Values.prometheus }}
+{{- if or $prometheus.bearerTokenSecret.name $prometheus.caConfigMap.name }}
+- name: prometheus
+  projected:
+    sources:
+      {{- with $prometheus.bearerTokenSecret }}
+      {{- if .name }}
+      - secret:
+          name: {{ .name }}
+          optional: true
+          items:
+            - key: {{ .key }}
+              path: token
+      {{- end }}
+      {{- end }}
+      {{- with $prometheus.caConfigMap }}
+      {{- if .name }}
+      - configMap:
+          name: {{ .name }}
+          optional: true
+          items:
+            - key: {{ .key }}
+              path: ca.crt
+      {{- end }}
+      {{- end }}
+{{- end }}
+{{- if or .Values.signals .Values.sinks }}
+- name: control
+  configMap:
+    name: {{ include "sixfold.control" . }}
+{{- end }}
+{{- if .Values.sinks }}
+- name: sink-secrets
+  projected:
+    sources:
+      {{- range .Values.sinks }}
+      - secret:
+          name: {{ .secretRef.name }}
+          optional: true
+          items:
+            - key: {{ .secretRef.key }}
+              path: {{ .name }}
+      {{- end }}
+{{- end }}
+{{- if .Values.alerts.enabled }}
+- name: alerts
+  secret:
+    secretName: {{ include "sixfold.alertsSecret" . }}
+    optional: true
+    items:
+      - key: {{ .Values.alerts.tokenSecret.key }}
+        path: token
+{{- end }}
 {{- end -}}
