@@ -20,6 +20,7 @@ from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.model import EngineModel
 from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.shadow import Shadows
 from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, engine_error, failed
 
@@ -58,6 +59,7 @@ class Engine:
     Attributes:
         models: by name, in the order of the settings.
         shelf: where keys and values are kept; None where no model generates.
+        shadows: answers that are still to be computed again.
     """
 
     def __init__(
@@ -83,8 +85,11 @@ class Engine:
         """
         generates = any(model.task == Task.GENERATION for model in models)
         self.shelf = Shelf.open(metrics, redis_directory, device) if generates else None
+        self.shadows = Shadows()
         self.models = {
-            model.name: EngineModel(model, metrics, SwapTurn(self.config_changed), config, shelf=self.shelf)
+            model.name: EngineModel(
+                model, metrics, SwapTurn(self.config_changed), config, self.shadows, shelf=self.shelf
+            )
             for model in models
         }
         self._config = config
@@ -211,7 +216,10 @@ class Engine:
                     self._step(model)
             self._adapt()
             self._report_counts()
+            if self._has_spare_time and self._commands.empty():
+                self.shadows.advance()
         self._fail_all()
+        self.shadows.clear()
         for model in self.models.values():
             model.close()
         if self.shelf is not None:
@@ -234,7 +242,7 @@ class Engine:
         """Do what was asked for; waits while there is nothing to compute. False when asked to stop."""
         while True:
             try:
-                command = self._commands.get(block=not any(model.can_step for model in self.models.values()))
+                command = self._commands.get(block=not (self._can_step or self._has_spare_time))
             except queue.Empty:
                 return True
             if isinstance(command, _Stop):
@@ -248,6 +256,15 @@ class Engine:
             self._adapt()
             self._commands.task_done()
             self._report_counts()
+
+    @property
+    def _can_step(self) -> bool:
+        return any(model.can_step for model in self.models.values())
+
+    @property
+    def _has_spare_time(self) -> bool:
+        """Nobody waits for anything that could be computed now, and there are answers to compute again."""
+        return len(self.shadows) > 0 and not self._draining and not self._can_step
 
     def _adapt(self) -> None:
         """Let weights, and what is kept, follow the configuration."""

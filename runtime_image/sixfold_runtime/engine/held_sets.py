@@ -14,6 +14,7 @@ from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.placement import release_memory
 from sixfold_runtime.engine.protocol import TaskInfo
+from sixfold_runtime.engine.shadow_generation import ShadowSide
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ class LoadedSet:
     """What the KV caches may grow to."""
     weights: weakref.ref[Any]
     """Whatever holds the tensors."""
+    side: ShadowSide
+    """The same weights in comparisons with level 0."""
 
     @property
     def is_idle(self) -> bool:
@@ -82,20 +85,20 @@ class HeldSets:
     def can_step(self) -> bool:
         return any(held.runner.can_step for held in self)
 
-    def enlist(self, name: str) -> None:
-        """New requests go to this set: the others let go of task slices that they don't need any more."""
+    def enlist(self, active: str, canary: str) -> None:
+        """New requests go to these sets: the others let go of task slices that they don't need any more."""
         for held in self:
             slices = held.runner.slices
             if slices is not None:
-                slices.enlist() if held.name == name else slices.retire()
-        self._note_tasks(name)
+                slices.enlist() if held.name in (active, canary) else slices.retire()
+        self._note_tasks(active)
 
-    def adapt(self, active: str) -> None:
-        """Let the runners follow the configuration; `active` is the set that new requests get, "" if there is none."""
+    def adapt(self, active: str, canary: str) -> None:
+        """Let the runners follow the configuration; new requests of the arms get these sets, "" is none."""
         for held in self:
             held.runner.adapt()
         if active:
-            self.enlist(active)
+            self.enlist(active, canary)
 
     def add(self, loaded: LoadedSet) -> None:
         self._sets = {**self._sets, loaded.name: loaded}

@@ -22,13 +22,15 @@ from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import TaskInfo
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.shadow import Shadows
+from sixfold_runtime.engine.shadow_classification import ClassificationShadow
 from sixfold_runtime.engine.slice_loader import TrunkFolder
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.trunk import Trunk
 from sixfold_runtime.engine.weight_loader import Facts, Place
 from sixfold_runtime.engine.weight_sets import WeightSets
-from sixfold_runtime.engine.work import CurrentConfig, Output, Runner, Wake
+from sixfold_runtime.engine.work import CurrentConfig, Output, Runner, Wake, arms_in_use
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class EngineModel:
     metrics: EngineMetrics
     turn: SwapTurn
     config: CurrentConfig
+    shadows: Shadows
     facts: Facts | None = None
     runner: Runner | None = None
     weights: WeightSets | None = None
@@ -107,7 +110,13 @@ class EngineModel:
             found[Mode.SUBGRAPHS] = f"model {self.served.name} is computed by transformers, which knows no task slices"
         if self.tasks and len(self.slice_errors) == len(self.tasks):
             found[Mode.SUBGRAPHS] = next(iter(self.slice_errors.values()))
-        return {mode: reason for mode, reason in found.items() if self.config().stable.is_active(mode)}
+        arms = arms_in_use(self.config())
+        return {mode: reason for mode, reason in found.items() if any(arm.is_active(mode) for arm in arms)}
+
+    @property
+    def shadow_off(self) -> str:
+        """Why answers aren't computed again although the configuration says so; "" where they are."""
+        return "" if self.weights is None else self.weights.shadow_off
 
     @property
     def state(self) -> ModelState:
@@ -155,7 +164,14 @@ class EngineModel:
         kv_share = _KV_SHARE[device.type] / max(1, generating_models)
         if self.served.task == Task.GENERATION:
             self.weights = WeightSets(
-                self.served, Place(device, limits, kv_share), self.config, self.metrics, wake, self.turn, self.shelf
+                self.served,
+                Place(device, limits, kv_share),
+                self.config,
+                self.metrics,
+                wake,
+                self.turn,
+                self.shelf,
+                self.shadows,
             )
             self.facts, self.runner = self.weights.facts, self.weights
         else:
@@ -167,8 +183,16 @@ class EngineModel:
         if (trunk := loaded.trunk) is not None:
             exits, problem = self._exits(loaded, trunk, folder)
             self.slices = SlicePool(folder, trunk, self._section, metrics.slices, name=self.served.name, wake=wake)
+        shadow = ClassificationShadow(self.shadows, loaded, self.slices, metrics.shadow, limits.prefill_tokens)
         runner = ClassificationRunner(
-            loaded, limits, self.config, metrics, exits=exits, why_no_exits=problem, slices=self.slices
+            loaded,
+            limits,
+            self.config,
+            metrics,
+            exits=exits,
+            why_no_exits=problem,
+            slices=self.slices,
+            answered=shadow.answered,
         )
         runner.warm_up(available_memory_bytes(device))
         metrics.loaded(loaded.load_seconds, loaded.weight_bytes)

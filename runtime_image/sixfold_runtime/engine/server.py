@@ -163,6 +163,7 @@ class EngineServer:
                 mode: reason for model in self.engine.models.values() for mode, reason in model.unsupported.items()
             },
             models=tuple(model.state for model in self.engine.models.values()),
+            shadow_off="; ".join(model.shadow_off for model in self.engine.models.values() if model.shadow_off),
         )
 
     def tokenizer_bundle(self, sha256: str) -> bytes | None:

@@ -136,8 +136,14 @@ class SlicePool:
         self._report_single_tenant(task, held)
         return held.slice
 
+    def borrow(self, task: str) -> TaskSlice | None:
+        """The slice of a task if it is in memory now, to be released exactly once; for what is no request: nothing is
+        loaded or counted for it."""
+        held = self._held.get(task)
+        return held.slice if held is not None and self._books.acquire(task, self._clock()) else None
+
     def release(self, task: str) -> None:
-        """Give back what `acquire` gave."""
+        """Give back what `acquire` or `borrow` gave."""
         now = self._clock()
         self._books.release(task, now)
         self._start(self._follow(self._books.plan(now)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.generation import GenerationRunner
@@ -50,15 +50,15 @@ class SwapQueue:
 
     def cancel(self, key: Key) -> None:
         """An unknown request is ignored."""
-        if self._waiting.pop(key, None) is not None:
-            self._metrics.ended(self._config().stable.level, "cancelled")
+        if (request := self._waiting.pop(key, None)) is not None:
+            self._metrics.ended(self._config().of(request.arm).level, "cancelled")
         self._refused.pop(key, None)
 
-    def pass_to(self, runner: GenerationRunner) -> None:
+    def pass_to(self, runner_of: Callable[[Generate], GenerationRunner]) -> None:
         waiting, self._waiting = self._waiting, {}
         for key, request in waiting.items():
             try:
-                runner.submit(key, request)
+                runner_of(request).submit(key, request)
             except RequestError as error:
                 self._refuse(key, request, error)
 
@@ -73,6 +73,6 @@ class SwapQueue:
         return list(refused.values())
 
     def _refuse(self, key: Key, request: Generate, error: RequestError) -> None:
-        level = self._config().stable.level
+        level = self._config().of(request.arm).level
         self._metrics.ended(level, error.code)
         self._refused[key] = key[0], failed(request.id, level, error, len(request.token_ids))

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.placement import choose_placement, needed_kv_bytes, weight_bytes
 from sixfold_runtime.engine.scheduler import Limits
+from sixfold_runtime.engine.shadow_generation import Answered, ShadowSide
 from sixfold_runtime.engine.slice_loader import TrunkFolder, slice_bytes
 from sixfold_runtime.engine.slice_pool import SlicePool
 from sixfold_runtime.engine.tokenizer import LoadedTokenizer
@@ -32,6 +34,8 @@ from sixfold_runtime.engine.weight_files import ContentDigest, WeightFiles
 from sixfold_runtime.engine.work import CurrentConfig
 
 log = logging.getLogger(__name__)
+_SHADOW_SHARE = 1 / 16
+"""Of the memory of the KV caches, as much again for a comparison with level 0: it comes out of what is left beside."""
 _DIGEST_SECONDS = 3.0
 """Weights are ready so much later at most, so that the first request may find keys and values already."""
 
@@ -83,14 +87,17 @@ class WeightLoader:
         metrics: EngineMetrics,
         wake: Callable[[], None] = lambda: None,
         shelf: Shelf | None = None,
+        answered: Answered = lambda sequence, side, metrics: None,
     ) -> None:
         """
         Args:
             wake: called in another thread when a runner has something to take: slices, or keys and values.
             shelf: where the runners find and keep keys and values; None: nowhere.
+            answered: told of every complete answer, and by which weights.
         """
         self._wake = wake
         self._shelf = shelf
+        self._answered = answered
         self._files: dict[str, WeightFiles] = {}
         self._slices = TrunkFolder(Path(served.path), Task.GENERATION)
         self.facts: Facts | None = None
@@ -209,13 +216,31 @@ class WeightLoader:
             slices = SlicePool(
                 self._slices, model.decoder, self._section, metrics.slices, name=model.served.name, wake=self._wake
             )
+        side = self._shadow_side(model, slices, kv_budget_bytes)
         runner = GenerationRunner(
-            model, self._place.limits, self._config, metrics, draft=self._draft, slices=slices, kv=self._reuse(model)
+            model,
+            self._place.limits,
+            self._config,
+            metrics,
+            draft=self._draft,
+            slices=slices,
+            kv=self._reuse(model),
+            answered=partial(self._answered, side=side, metrics=metrics.shadow),
         )
         runner.warm_up(kv_budget_bytes)
         metrics.loaded(model.load_seconds, model.weight_bytes)
         weights = weakref.ref(model.decoder or model.module)
-        return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes, weights)
+        return LoadedSet(model.served.name, runner, model.weight_bytes, kv_budget_bytes, weights, side)
+
+    def _shadow_side(self, model: LoadedModel, slices: SlicePool | None, kv_budget_bytes: int) -> ShadowSide:
+        return ShadowSide(
+            make_forward(model),
+            slices,
+            model.device,
+            model.vocabulary_tokens,
+            self._place.limits.prefill_tokens,
+            int(kv_budget_bytes * _SHADOW_SHARE),
+        )
 
     def _reuse(self, model: LoadedModel) -> KVReuse | None:
         if self._shelf is None:

@@ -14,18 +14,21 @@ import time
 from collections.abc import Callable
 
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import RuntimeConfig, ServedModel
+from sixfold_api.runtime_config import CANARY, STABLE, EffectiveConfig, RuntimeConfig, ServedModel
 from sixfold_api.scalars import FullWeights
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.generation import GenerationRunner
 from sixfold_runtime.engine.held_sets import HeldSets, LoadedSet
 from sixfold_runtime.engine.kv_reuse import KVReuse
 from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import Generate, TaskInfo
+from sixfold_runtime.engine.shadow import Shadows
+from sixfold_runtime.engine.shadow_generation import GenerationShadow, ShadowSide
 from sixfold_runtime.engine.swap_queue import SwapQueue
 from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.weight_loader import Facts, Load, Place, WeightLoader
-from sixfold_runtime.engine.work import CurrentConfig, Key, Output
+from sixfold_runtime.engine.work import CurrentConfig, Key, Output, arms_in_use
 
 log = logging.getLogger(__name__)
 _USUAL_SWAP_SECONDS = 10.0
@@ -53,6 +56,7 @@ class WeightSets:
         wake: Callable[[], None] = lambda: None,
         turn: SwapTurn | None = None,
         shelf: Shelf | None = None,
+        shadows: Shadows | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load what the level asks for, the other weights too if they are to be resident, and the draft.
@@ -61,6 +65,7 @@ class WeightSets:
             wake: called in another thread when `adapt` has something to do.
             turn: asked before new requests have to wait for an exchange.
             shelf: where keys and values are found and kept; None: nowhere.
+            shadows: where answers go that are to be computed again; None: nowhere.
 
         Raises:
             ModelLoadError: no weights could be loaded.
@@ -72,7 +77,8 @@ class WeightSets:
         self._wake = wake
         self._clock = clock
         self._turn = turn or SwapTurn(wake)
-        self._loader = WeightLoader(served, place, config, metrics, wake, shelf)
+        shadow = GenerationShadow(Shadows() if shadows is None else shadows, self._level_0)
+        self._loader = WeightLoader(served, place, config, metrics, wake, shelf, shadow.answered)
         self._load: Load | None = None
         self._is_closing = False  # or running requests finish, so that the weights can go
         self._asked_seconds: float | None = None
@@ -87,7 +93,8 @@ class WeightSets:
             self._failed_config = config()
         self._sets = HeldSets(place.device, metrics, loaded)
         self.active = self._fallback = loaded[0].name
-        self._sets.enlist(self.active)
+        self._routes = self._routes_now()
+        self._sets.enlist(*self._routes)
         assert self._loader.facts is not None
         self.facts: Facts = self._loader.facts
         of_model = metrics.of(served.name)
@@ -125,14 +132,43 @@ class WeightSets:
     @property
     def unsupported(self) -> dict[Mode, str]:
         """Modes that are on but don't run, and why."""
-        stable, held = self._config().stable, self._sets.get(self.active)
-        found = dict(held.runner.notes.unsupported) if held is not None else {}
-        quantized = self._served.quantized
-        if quantized is not None and self._wanted == quantized.name != self.active and self.weights_error:
-            found[Mode.QUANTIZED] = self.weights_error
-        if stable.speculative is not None and (self._served.draft is None or self._loader.draft_error):
+        arms, found = arms_in_use(self._config()), dict[Mode, str]()
+        for name in reversed(self._routes):
+            if held := self._sets.get(name):
+                found |= held.runner.notes.unsupported
+        if problem := self._why_not_quantized():
+            found[Mode.QUANTIZED] = problem
+        drafts = any(arm.speculative is not None for arm in arms)
+        if drafts and (self._served.draft is None or self._loader.draft_error):
             found[Mode.SPECULATIVE] = self._loader.draft_error or "this pod was started without a draft model"
-        return {mode: reason for mode, reason in found.items() if stable.is_active(mode)}
+        return {mode: reason for mode, reason in found.items() if any(arm.is_active(mode) for arm in arms)}
+
+    def _why_not_quantized(self) -> str:
+        """Why requests of an arm that has the mode on get the full weights; "" where none do, or not for long."""
+        quantized, config = self._served.quantized, self._config()
+        if quantized is None:
+            return ""
+        if self._wanted == quantized.name:
+            return self.weights_error if self.active != quantized.name else ""
+        if config.canary is None or self._wanted_by(config.canary.config) != quantized.name:
+            return ""
+        if self.full_weights is FullWeights.RESIDENT:
+            return self.weights_error if quantized.name not in self._sets else ""
+        return (
+            f"the canary of model {self._served.name} gets the stable arm's weights: with fullWeights Swap one set is "
+            "in memory at a time"
+        )
+
+    @property
+    def shadow_off(self) -> str:
+        """Why answers aren't computed again although the configuration says so; "" where they are."""
+        arms = arms_in_use(self._config())
+        if not any(arm.shadow is not None and arm.shadow.sample_rate > 0 for arm in arms) or self._level_0():
+            return ""
+        why = "aren't in memory"
+        if self.full_weights is FullWeights.SWAP:
+            why = "aren't in memory beside the quantised ones (fullWeights Swap)"
+        return f"answers of model {self._served.name} aren't computed again: its full weights, level 0's, {why}"
 
     @property
     def draft_shortened(self) -> str:
@@ -166,9 +202,7 @@ class WeightSets:
         if self.is_swapping:
             self._queue.add(key, request, self._seconds_left())
         else:
-            held = self._sets.get(self.active)
-            assert held is not None, "without active weights new requests wait"
-            held.runner.submit(key, request)
+            self._runner_of(request).submit(key, request)
 
     def cancel(self, key: Key) -> None:
         """Forget a request; an unknown one is ignored."""
@@ -203,10 +237,13 @@ class WeightSets:
 
         Returns whether anything changed that operator and gateways are told.
         """
-        self._sets.adapt(self.active)
+        self._sets.adapt(*self._routes)
         self._take_loaded()
         if self._load is None:
             self._follow_level()
+        if self._load is None:
+            self._follow_canary()
+        self._reroute()
         if self.full_weights is not FullWeights.RESIDENT:
             self._sets.release([held.name for held in self._sets if held.name != self.active and held.is_idle])
         before, self._last_told = self._last_told, self._told()
@@ -214,9 +251,52 @@ class WeightSets:
 
     @property
     def _wanted(self) -> str:
+        """By the stable arm."""
+        return self._wanted_by(self._config().stable)
+
+    def _wanted_by(self, effective: EffectiveConfig) -> str:
         quantized = self._served.quantized
-        is_quantized = quantized is not None and self._config().stable.is_active(Mode.QUANTIZED)
+        is_quantized = quantized is not None and effective.is_active(Mode.QUANTIZED)
         return quantized.name if quantized is not None and is_quantized else self._served.name
+
+    def _route(self, arm: str) -> str:
+        """The set that new requests of an arm get: the one that it wants where both are there, else the active one."""
+        wanted = self._wanted_by(self._config().of(arm))
+        return wanted if self.full_weights is FullWeights.RESIDENT and wanted in self._sets else self.active
+
+    def _routes_now(self) -> tuple[str, str]:
+        return self._route(STABLE), self._route(CANARY)
+
+    def _runner_of(self, request: Generate) -> GenerationRunner:
+        held = self._sets.get(self._route(request.arm))
+        assert held is not None, "without active weights new requests wait"
+        return held.runner
+
+    def _level_0(self) -> ShadowSide | None:
+        """The full weights, where they are in memory whatever the level is."""
+        if self.full_weights is FullWeights.SWAP:
+            return None
+        return held.side if (held := self._sets.get(self._served.name)) else None
+
+    def _follow_canary(self) -> None:
+        """Where both sets are to be there and the other one isn't yet, the canary's requests get it when it is."""
+        config = self._config()
+        if self.full_weights is not FullWeights.RESIDENT or config.canary is None or self._failed_config is config:
+            return
+        wanted = self._wanted_by(config.canary.config)
+        if wanted not in self._sets:
+            self._load_config = config
+            self._start(wanted)
+
+    def _reroute(self) -> None:
+        """Requests that have not begun go to the set that their arm gets now."""
+        before, self._routes = self._routes, self._routes_now()
+        if self._routes == before or self.is_swapping:
+            return
+        for held in self._sets:
+            self._queue.put_first(held.runner.withdraw())
+        self._sets.enlist(*self._routes)
+        self._open()
 
     def _follow_level(self) -> None:
         wanted = self._wanted
@@ -298,10 +378,9 @@ class WeightSets:
     def _activate(self, name: str) -> None:
         """New requests get these weights from now on, and so do those that have not begun."""
         self._asked_seconds = None
-        if held := self._sets.get(self.active):
-            self._queue.put_first(held.runner.withdraw())
         self.active = name
-        self._sets.enlist(name)
+        self._is_closing = False
+        self._reroute()
         self._open()
 
     def _close(self, held: LoadedSet) -> None:
@@ -312,8 +391,8 @@ class WeightSets:
 
     def _open(self) -> None:
         self._is_closing = False
-        if held := self._sets.get(self.active):
-            self._queue.pass_to(held.runner)
+        if self.active:
+            self._queue.pass_to(self._runner_of)
 
     def _not_ready(self) -> RequestError:
         return RequestError(503, "model_not_ready", f"model {self._served.name!r} isn't ready: {self.weights_error}")

@@ -10,12 +10,17 @@ from typing import Any, Protocol
 import torch
 
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import CANARY, STABLE, RuntimeConfig
+from sixfold_api.runtime_config import CANARY, STABLE, EffectiveConfig, RuntimeConfig
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.protocol import Chunk, Done, Failure, FinishReason, Sampling
 
 CurrentConfig = Callable[[], RuntimeConfig]
 Wake = Callable[[], None]
+
+
+def arms_in_use(config: RuntimeConfig) -> tuple[EffectiveConfig, ...]:
+    """What requests that begin now may obey; the stable arm's first."""
+    return (config.stable,) if config.canary is None else (config.stable, config.canary.config)
 
 
 def arm_in_use(config: RuntimeConfig, asked: str) -> str:
