@@ -52,16 +52,16 @@ class _Classification:
     """One request: each text is one engine request, and another one where it is escalated."""
 
     def __init__(self, gateway: Gateway, exchange: Exchange, body: ClassifyBody, task: str) -> None:
-        stable = gateway.config.current.stable
+        self._texts = body.inputs()
+        config = gateway.choose_arm(exchange, lambda: self._texts[:1])
         self.task = task
         self.top_k = body.top_k
         self.early_exit = body.early_exit is not False
-        self.escalate = stable.escalate
+        self.escalate = config.escalate
         self._gateway = gateway
         self._exchange = exchange
         self._model = body.model or gateway.settings.policy
-        self._texts = body.inputs()
-        exits = stable.early_exit if self.early_exit and not task else None
+        exits = config.early_exit if self.early_exit and not task else None
         self._sanitize = None if exits is None else exits.sanitize
         self._prompt_tokens = self._completion_tokens = 0
 
@@ -83,7 +83,7 @@ class _Classification:
 
     async def _labelled(self, index: int, original: str) -> AsyncGenerator[LabelledText, None]:
         """Yields once."""
-        text = _Text(self, index, original, self._exchange.tenant)
+        text = _Text(self, index, original, self._exchange)
         call = Call(
             self._model,
             Task.CLASSIFICATION,
@@ -144,12 +144,12 @@ class _Classification:
 class _Text:
     """One text on its way: what was sent to the engine decides how its answer is read."""
 
-    def __init__(self, request: _Classification, index: int, original: str, tenant: str) -> None:
+    def __init__(self, request: _Classification, index: int, original: str, exchange: Exchange) -> None:
         self.original = original
         self.labels: Sequence[str] = ()
         self._request = request
         self._index = index
-        self._tenant = tenant
+        self._exchange = exchange
         self._words: list[Word] | None = None
         self._cleaned: tuple[str, bool] | None = None
 
@@ -173,7 +173,8 @@ class _Text:
             id=secrets.token_hex(12),
             model=model.name,
             token_ids=ids,
-            tenant=self._tenant,
+            tenant=self._exchange.tenant,
+            arm=self._exchange.arm,
             task=request.task,
             # The generating model may name any label.
             top_k=request.top_k if request.escalate is None else None,

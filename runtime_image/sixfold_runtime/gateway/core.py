@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
-from sixfold_api.runtime_config import ModelState, PodState, Role
+from sixfold_api.runtime_config import EffectiveConfig, ModelState, PodState, Role
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.gateway.batcher import Batcher
@@ -23,6 +23,7 @@ from sixfold_runtime.gateway.limits import RateLimiter
 from sixfold_runtime.gateway.metrics import GatewayMetrics
 from sixfold_runtime.gateway.pool import Pool
 from sixfold_runtime.gateway.sse import ClientLeftError, read_body
+from sixfold_runtime.modes.arms import arm_key, arm_of
 from sixfold_runtime.settings import RuntimeSettings
 
 
@@ -112,6 +113,20 @@ class Gateway:
             if error.code != DEADLINE_EXCEEDED:
                 raise
             raise ApiError(408, "request_timeout", "the body did not arrive within the request's time") from None
+
+    def choose_arm(self, exchange: Exchange, beginning: Callable[[], Sequence[str | Sequence[int]]]) -> EffectiveConfig:
+        """What an admitted request obeys here; arm and level are on it from now on.
+
+        Args:
+            beginning: of its conversation, as `arm_key` wants it; called while there is a canary.
+        """
+        config = self.config.current
+        if config.canary is not None:
+            key = arm_key(config.canary.hash_by, exchange.id, exchange.tenant, exchange.terms.conversation, beginning())
+            exchange.arm = arm_of(config.canary, key)
+        effective = config.of(exchange.arm)
+        exchange.level = effective.level
+        return effective
 
     def _configured_tasks(self, task: Task) -> set[str]:
         stable = self.config.current.stable

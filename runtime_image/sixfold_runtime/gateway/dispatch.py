@@ -114,6 +114,7 @@ class Dispatcher:
                 break
             exchange.model, exchange.task, exchange.slice = choice.model.name, call.task, call.slice
             request = await call.build(choice)
+            exchange.longest_tokens = max(exchange.longest_tokens, len(request.token_ids))
             placed = await self._batcher.place(_ticket(call, choice, request, arrived_seconds, tried))
             if placed is None:
                 continue
@@ -168,10 +169,9 @@ class Dispatcher:
         last_seconds: float | None = None
         async for event in stream:
             if isinstance(event, Done):
-                exchange.level = event.level
+                exchange.ended(event)
                 if event.failure is not None:
                     raise _failed(event.failure)
-                exchange.finish_reason = event.finish_reason
             else:
                 if event.level is not None:
                     exchange.level = event.level

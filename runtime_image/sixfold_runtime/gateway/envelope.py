@@ -1,4 +1,4 @@
-"""What every exchange has: an id, the level in a header, a line in the log, its place in the metrics."""
+"""What every exchange has: an id, level and arm in headers, a line in the log, its place in the metrics."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-ID"
 LEVEL_HEADER = "X-Sixfold-Level"
+ARM_HEADER = "X-Sixfold-Arm"
 API_PREFIX = "/v1/"
 
 
@@ -43,6 +44,7 @@ class Envelope:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = exchange.id
                 headers[LEVEL_HEADER] = str(exchange.level)
+                headers[ARM_HEADER] = exchange.arm
                 if self._is_draining():
                     headers["Connection"] = "close"  # the next request of this client goes to another gateway
             await send(message)

@@ -84,7 +84,7 @@ async def reason(
             ids = await choice.tokenizer.encode(prompt, context_tokens)
         most = allowed_tokens(len(ids), context_tokens, None, config.max_tokens)
         sampling = Sampling(max_tokens=most, temperature=0.0, stop=choice.model.stop if is_chat else ())
-        return Generate(secrets.token_hex(12), choice.model.name, ids, sampling, exchange.tenant)
+        return Generate(secrets.token_hex(12), choice.model.name, ids, sampling, exchange.tenant, exchange.arm)
 
     # An engine that isn't ready is not waited for: there is a label to give meanwhile.
     call = Call(
@@ -98,14 +98,18 @@ async def reason(
     )
     pieces: list[str] = []
     prompt_tokens = completion_tokens = 0
-    async with aclosing(gateway.dispatcher.events(call, exchange.part())) as events:
-        async for event in events:
-            match event:
-                case Chunk():
-                    pieces.append(event.text)
-                case Restarted():
-                    pieces.clear()
-                case Done():
-                    prompt_tokens, completion_tokens = event.prompt_tokens, event.completion_tokens
+    part = exchange.part()
+    try:
+        async with aclosing(gateway.dispatcher.events(call, part)) as events:
+            async for event in events:
+                match event:
+                    case Chunk():
+                        pieces.append(event.text)
+                    case Restarted():
+                        pieces.clear()
+                    case Done():
+                        prompt_tokens, completion_tokens = event.prompt_tokens, event.completion_tokens
+    finally:
+        exchange.merge(part)
     answer = "".join(pieces).strip()
     return Reasoned(answer, named_label(answer, labels), prompt_tokens, completion_tokens)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sixfold_api.gateway import Priority
-from sixfold_api.runtime_config import RequestLimits
+from sixfold_api.runtime_config import STABLE, RequestLimits
 from sixfold_api.scalars import Task
-from sixfold_runtime.engine.protocol import Chunk
+from sixfold_runtime.engine.protocol import Chunk, Done
 from sixfold_runtime.gateway.deadline import Deadline
 from sixfold_runtime.gateway.errors import DEADLINE_EXCEEDED
 from sixfold_runtime.gateway.headers import Terms
 from sixfold_runtime.gateway.metrics import GatewayMetrics, RequestLabels
+from sixfold_runtime.length_bucket import length_bucket
 from sixfold_runtime.logs import rfc3339
 
 log = logging.getLogger("sixfold.requests")
@@ -40,6 +41,11 @@ class Exchange:
         slice: task slice that it answered with; empty until an engine that offers it is chosen.
         deadline: the server's own at first, then what the terms say.
         terms: what it may have; known once it is admitted.
+        arm: stable until the request's key is known.
+        longest_tokens: of its prompts or texts the longest; 0 until one is tokenised.
+        engine_seconds: that engines spent on it, as far as they said: of all its prompts or texts.
+        parts_engine_seconds: that engines spent on calls on its behalf.
+        is_part: it is such a call itself.
     """
 
     id: str
@@ -54,19 +60,27 @@ class Exchange:
     task: Task | None = None
     model: str = ""
     slice: str = ""
-    arm: str = "stable"
+    arm: str = STABLE
     input_tokens: int = 0
+    longest_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     finish_reason: str = ""
     error_code: str = ""
     first_token_seconds: float | None = None
+    engine_seconds: float = 0.0
+    parts_engine_seconds: float = 0.0
     status: int = 0
     client_left: bool = False
+    is_part: bool = False
 
     @property
     def labels(self) -> RequestLabels:
         return RequestLabels(self.model, self.task or "", self.slice, str(self.level), self.arm)
+
+    @property
+    def length_bucket(self) -> str:
+        return length_bucket(self.longest_tokens)
 
     def part(self) -> Exchange:
         """For a call to another model on behalf of this request: it has times of its own and isn't counted again."""
@@ -79,6 +93,7 @@ class Exchange:
             tenant=self.tenant,
             terms=self.terms,
             arm=self.arm,
+            is_part=True,
         )
 
     def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
@@ -94,6 +109,21 @@ class Exchange:
             self.metrics.next_tokens(self.labels, chunk.tokens, now - last_seconds)
         return now
 
+    def ended(self, done: Done) -> None:
+        """Take what an engine said at the end of one of its prompts or texts."""
+        self.level = done.level
+        self.engine_seconds += done.engine_seconds
+        if done.failure is not None:
+            return
+        self.finish_reason = done.finish_reason
+        if self.task is Task.GENERATION and not self.is_part:
+            self.metrics.answer(self.labels, done.completion_tokens)
+
+    def merge(self, part: Exchange) -> None:
+        """A call on behalf of this request is over: what it took is counted as the other model's."""
+        self.metrics.engine_seconds(part.labels, part.length_bucket, part.engine_seconds)
+        self.parts_engine_seconds += part.engine_seconds
+
     def agree(self, terms: Terms) -> None:
         """It is admitted on these terms."""
         self.terms = terms
@@ -104,7 +134,8 @@ class Exchange:
         seconds = time.monotonic() - self.started_seconds
         status = CLIENT_CLOSED if self.client_left else self.status
         if self.task is not None:
-            self.metrics.request(self.labels, self._outcome(status), seconds)
+            self.metrics.request(self.labels, self.length_bucket, self._outcome(status), seconds)
+            self.metrics.engine_seconds(self.labels, self.length_bucket, self.engine_seconds)
         fields: dict[str, Any] = {
             "X-Request-ID": self.id,
             "path": self.path,
@@ -121,6 +152,7 @@ class Exchange:
             "start_time": rfc3339(self.started_unix_seconds),
             "end_time": rfc3339(self.started_unix_seconds + seconds),
             "ttft_seconds": None if self.first_token_seconds is None else round(self.first_token_seconds, 4),
+            "engine_seconds": round(self.engine_seconds + self.parts_engine_seconds, 6) or None,
             "finish_reason": self.finish_reason,
             "error_code": self.error_code,
         }

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from sixfold_api.runtime_config import EffectiveConfig
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Chunk, Done, FinishReason, Generate
 from sixfold_runtime.gateway.core import Gateway, exchange_of
@@ -26,6 +27,7 @@ from sixfold_runtime.gateway.schema import ChatBody, CompletionBody, GenerationB
 from sixfold_runtime.gateway.sse import DONE, EventStream, event, while_connected
 from sixfold_runtime.gateway.stream_encoding import asked_of, encoding_for
 from sixfold_runtime.gateway.tasks import asked_task
+from sixfold_runtime.modes.arms import chat_beginning, prompt_beginning
 
 TokenIds = Callable[[Choice], Awaitable[list[int]]]
 """The prompt's token ids for the engine that was chosen; raises ApiError."""
@@ -43,14 +45,17 @@ def router(gateway: Gateway) -> APIRouter:
         async def token_ids(choice: Choice) -> list[int]:
             return await choice.tokenizer.encode_chat(messages, choice.model.context_tokens)
 
-        return await _Generation(gateway, request, body, ChatForm(), [token_ids], chat=True).respond()
+        config = gateway.choose_arm(exchange_of(request), lambda: chat_beginning(messages))
+        return await _Generation(gateway, request, body, ChatForm(), [token_ids], config, chat=True).respond()
 
     @routes.post("/v1/completions", response_class=Response, openapi_extra=generation_document(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue one text or several."""
         body = CompletionBody.parse(await gateway.admit_task(request, Task.GENERATION))
-        prompts = [_prompt_ids(prompt) for prompt in body.prompts()]
-        return await _Generation(gateway, request, body, CompletionForm(), prompts, chat=False).respond()
+        prompts = body.prompts()
+        config = gateway.choose_arm(exchange_of(request), lambda: [prompt_beginning(prompts[0])])
+        token_ids = [_prompt_ids(prompt) for prompt in prompts]
+        return await _Generation(gateway, request, body, CompletionForm(), token_ids, config, chat=False).respond()
 
     return routes
 
@@ -97,6 +102,7 @@ class _Generation:
         body: GenerationBody,
         form: Form,
         prompts: Sequence[TokenIds],
+        config: EffectiveConfig,
         chat: bool,
     ) -> None:
         self._gateway = gateway
@@ -108,13 +114,14 @@ class _Generation:
         self._reuses = body.kv_cache_reuse is not False
         self._form = form
         self._prompts = prompts
+        self._config = config
         self._chat = chat
         self._prompt_tokens = [0] * len(prompts)
         self._frame = {"id": form.prefix + secrets.token_hex(12), "object": "", "created": int(time.time())}
 
     async def respond(self) -> Response:
-        terms, stable = self._exchange.terms, self._gateway.config.current.stable
-        if terms.conversation and self._reuses and stable.kv_reuse is not None:
+        terms = self._exchange.terms
+        if terms.conversation and self._reuses and self._config.kv_reuse is not None:
             self._gateway.pool.prefetch(self._body.model, self._exchange.tenant, terms.conversation)
         if self._body.stream:
             return await self._respond_streaming()
@@ -130,8 +137,9 @@ class _Generation:
             await parts.aclose()
             raise
         gateway = self._gateway
-        streaming, dictionary = gateway.config.current.stable.streaming, gateway.stream_dictionary.current
-        encoding = encoding_for(asked, self._exchange.level, streaming, dictionary)
+        # Of now: where the level fell meanwhile, no stream begins compressed.
+        streaming = gateway.config.current.of(self._exchange.arm).streaming
+        encoding = encoding_for(asked, self._exchange.level, streaming, gateway.stream_dictionary.current)
         return EventStream(_chain(first, parts), self._exchange, encoding)
 
     def _events(self, buffered: bool) -> AsyncGenerator[tuple[int, Chunk | Done | Restarted], None]:
@@ -165,6 +173,7 @@ class _Generation:
                 token_ids=ids,
                 sampling=self._body.sampling(most, choice.model.stop if self._chat else ()),
                 tenant=self._exchange.tenant,
+                arm=self._exchange.arm,
                 speculative=self._body.speculative is not False,
                 task=self._slice,
                 conversation=self._exchange.terms.conversation,

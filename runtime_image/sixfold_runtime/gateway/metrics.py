@@ -17,6 +17,8 @@ from sixfold_runtime.settings import RuntimeSettings
 _POLICY = ("namespace", "policy")
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _FIRST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
+_ENGINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_ANSWER_TOKENS = tuple(2**power for power in range(12))
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -43,7 +45,10 @@ class GatewayMetrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Gauges(self._where, config, pool))
         self._requests = Counter(
-            "sixfold_requests", "Requests by outcome.", (*_REQUEST, "outcome"), registry=self.registry
+            "sixfold_requests",
+            "Requests by outcome and length of the prompt (of several, of the longest).",
+            (*_REQUEST, "length_bucket", "outcome"),
+            registry=self.registry,
         )
         self._first_token = self._histogram(
             "sixfold_time_to_first_token_seconds", "From the request's arrival to the first token.", _FIRST_SECONDS
@@ -55,6 +60,20 @@ class GatewayMetrics:
         """Of the labels so far: looking a series up takes longer than all else that is done for a token here."""
         self._request = self._histogram(
             "sixfold_request_seconds", "From the request's arrival to the end of the answer.", _REQUEST_SECONDS
+        )
+        self._engine = Histogram(
+            "sixfold_request_engine_seconds",
+            "Engine time of a request, or of the part of it that another model computed, as engines report it.",
+            (*_POLICY, "variant", "task", "level", "arm", "length_bucket"),
+            buckets=_ENGINE_SECONDS,
+            registry=self.registry,
+        )
+        self._answer_tokens = Histogram(
+            "sixfold_answer_tokens",
+            "Tokens of an answer to a client's prompt.",
+            (*_POLICY, "variant", "level", "arm"),
+            buckets=_ANSWER_TOKENS,
+            registry=self.registry,
         )
         self.streams = StreamMetrics(self.registry, self._where)
         self._rate_limited = Counter(
@@ -76,11 +95,21 @@ class GatewayMetrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _REQUEST, buckets=buckets, registry=self.registry)
 
-    def request(self, labels: RequestLabels, outcome: str, seconds: float) -> None:
+    def request(self, labels: RequestLabels, length_bucket: str, outcome: str, seconds: float) -> None:
         """One request ended. Refused ones don't count into the latency: they would make it look better."""
-        self._requests.labels(*self._where, *labels, outcome).inc()
+        self._requests.labels(*self._where, *labels, length_bucket, outcome).inc()
         if outcome == "ok":
             self._request.labels(*self._where, *labels).observe(seconds)
+
+    def engine_seconds(self, labels: RequestLabels, length_bucket: str, seconds: float) -> None:
+        """What engines spent on a request; nothing is counted where none said so."""
+        if seconds > 0:
+            where = (labels.variant, labels.task, labels.level, labels.arm, length_bucket)
+            self._engine.labels(*self._where, *where).observe(seconds)
+
+    def answer(self, labels: RequestLabels, tokens: int) -> None:
+        """A generated answer of so many tokens is complete."""
+        self._answer_tokens.labels(*self._where, labels.variant, labels.level, labels.arm).observe(tokens)
 
     def first_token(self, labels: RequestLabels, seconds: float) -> None:
         self._first_token.labels(*self._where, *labels).observe(seconds)
