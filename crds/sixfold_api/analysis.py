@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from sixfold_api.base import ApiModel, Rule
 from sixfold_api.modes import Mode
-from sixfold_api.scalars import Decimal, Duration, Fraction, Unquoted, duration_seconds
+from sixfold_api.scalars import Decimal, Duration, Fraction, NoFloat, Unquoted, duration_seconds
 
 MAX_SIGNALS = 64
 SignalName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=48)]
@@ -41,6 +42,17 @@ class AlertAction(StrEnum):
 class HashBy(StrEnum):
     CONVERSATION = "Conversation"
     REQUEST = "Request"
+
+
+def once(what: str, key: Callable[[Any], str] = str) -> AfterValidator:
+    """What kube-apiserver sees to by itself for lists with keys and for sets."""
+
+    def check(items: list[Any]) -> list[Any]:
+        if len({key(item) for item in items}) != len(items):
+            raise ValueError(f"each {what} may stand there once")
+        return items
+
+    return AfterValidator(check)
 
 
 class SignalThreshold(ApiModel):
@@ -88,6 +100,7 @@ class AnalysisSpec(ApiModel):
     """What fails twice within this time isn't tried again until the spec or retryToken changes."""
     thresholds: Annotated[
         list[SignalThreshold],
+        once("signal", lambda entry: entry.signal),
         Field(
             max_length=MAX_SIGNALS,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["signal"]},
@@ -96,6 +109,7 @@ class AnalysisSpec(ApiModel):
     """Thresholds of this policy."""
     alerts: Annotated[
         list[AlertRule],
+        once("alert", lambda entry: entry.alert_name),
         Field(
             max_length=32,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["alertName"]},
@@ -125,7 +139,7 @@ class AnalysisSpec(ApiModel):
     )
 
 
-CanaryStep = Annotated[int, Field(ge=1, le=99), Unquoted]
+CanaryStep = Annotated[int, Field(ge=1, le=99), Unquoted, NoFloat]
 
 
 def _ascending(steps: list[int]) -> list[int]:
@@ -179,6 +193,7 @@ class TicketsSpec(ApiModel):
 
     sinks: Annotated[
         list[Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$", max_length=40)]],
+        once("sink"),
         Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = []
     """Names of sinks of the chart's values: an address in here would let anyone send requests from the operator."""

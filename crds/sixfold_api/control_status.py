@@ -45,8 +45,11 @@ class Rejection(StatusModel):
     mode and path is set."""
 
     level: Level | None = None
+    """The level."""
     mode: Mode | None = None
+    """The mode."""
     path: Path | None = None
+    """JSON pointer into the spec."""
     value: Value | None = None
     """Of a tuned value."""
     spec_hash: SpecHash
@@ -72,9 +75,11 @@ class Suspension(StatusModel):
     """A mode that the operator turned off."""
 
     mode: Mode
+    """The mode."""
     reason: Word
     """The signal that breached."""
     since: Moment
+    """When it was turned off."""
 
 
 class BreachRecord(StatusModel):
@@ -83,6 +88,7 @@ class BreachRecord(StatusModel):
     subject: Word
     """Level/3 or Mode/Speculative."""
     at: Moment
+    """When it was left."""
 
 
 class TunedValue(StatusModel):
@@ -91,20 +97,26 @@ class TunedValue(StatusModel):
     path: Path
     """JSON pointer into the spec, such as /generation/speculative/numTokens."""
     value: Value
+    """The value that holds instead."""
     base: Value
     """The spec's own value then: once the spec has another one, the tuned value falls away."""
     ticket: Word = ""
     """The ticket that was approved; empty for AutoApply."""
     since: Moment
+    """When it was set."""
 
 
 class CanaryStatus(StatusModel):
     """What is being tried on a share of the requests: exactly one of level, mode and tuned is set."""
 
     level: Level | None = None
+    """The level that is tried."""
     mode: Mode | None = None
+    """The mode that is tried."""
     tuned: TunedValue | None = None
+    """The value that is tried."""
     percent: Annotated[int, Field(ge=1, le=99), Unquoted]
+    """Share of the requests."""
     since: Moment
     """Of this step."""
 
@@ -113,23 +125,27 @@ class TrialStatus(StatusModel):
     """A tuned value that has yet to prove itself."""
 
     path: Path
+    """JSON pointer into the spec."""
     previous: Value | None = None
     """The value before: absent where it was the spec's own."""
     objective: Value
     """Cost of a request before, in the currency of costPerHour."""
     since: Moment
+    """When the trial began."""
 
 
 class HistoryEntry(StatusModel):
     """One decision."""
 
     at: Moment
+    """When it was decided."""
     decision: Word
     """LevelChanged, ModeSuspended, ModeRestored, Rejected, CanaryStarted, CanaryStep, CanaryPromoted, CanaryRejected,
     Tuned, TuningKept, TuningReverted, or Observed: what would have been done under automation: Enforce."""
     reason: Word
     """The signal, the alert, Spec, Recovered, RetryToken, Samples."""
     message: Annotated[str, StringConstraints(max_length=512)]
+    """A sentence for people, with the figures."""
 
 
 class ControlStatus(StatusModel):
@@ -140,6 +156,7 @@ class ControlStatus(StatusModel):
     ceiling: Level | None = None
     """spec.rollbackLevel then: a human's change is one of it."""
     retry_token: Annotated[str, StringConstraints(max_length=64)] = ""
+    """spec.retryToken then."""
     changed_at: Moment | None = None
     """When the operator last changed something by itself: cooldown counts from here."""
     healthy_since: Moment | None = None
@@ -147,4 +164,6 @@ class ControlStatus(StatusModel):
     healthy_seconds: Annotated[int, Field(ge=0), Unquoted] = 0
     """Conclusive health before an interruption."""
     breaches: Annotated[list[BreachRecord], Field(max_length=16)] = []
+    """What was left lately because of a breach."""
     trial: TrialStatus | None = None
+    """The tuned value that has yet to prove itself."""

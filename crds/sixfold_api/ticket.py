@@ -53,18 +53,24 @@ class HeatMapCell(ApiModel):
     length_bucket: Annotated[str, StringConstraints(max_length=16)]
     """Tokens of the prompts, such as 100-500."""
     variant: OurName
+    """The ModelVariant."""
 
 
 class Evidence(ApiModel):
     """What was measured when the ticket was opened."""
 
     signal: SignalName
+    """Name of the signal."""
     query: Annotated[str, StringConstraints(max_length=4096)]
     """PromQL."""
     value: Decimal
+    """What was measured."""
     threshold: Decimal
+    """What it should not pass."""
     window: Duration
+    """Of the query."""
     cell: HeatMapCell | None = None
+    """Where most of it happened."""
 
 
 class Recommendation(ApiModel):
@@ -91,20 +97,27 @@ class Recommendation(ApiModel):
 
 
 class PolicyRef(ApiModel):
+    """A policy in the same namespace."""
+
     name: OurName
+    """Name of the InferencePolicy."""
 
 
 class OptimizationTicketSpec(SpecModel):
     """All but `decision` is written by the operator, once."""
 
     policy_ref: PolicyRef
-    fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{10}$", max_length=10)]
+    """The policy that wastes."""
+    fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{10}$", max_length=16)]
     """Of policy, cause and variant: there is one ticket of each."""
     cause: Cause
+    """Why."""
     variant: OurName | None = None
     """The ModelVariant, where the waste is one's."""
     evidence: Evidence
+    """What was measured."""
     recommendation: Recommendation
+    """What would end it."""
     saving_per_month: Decimal | None = None
     """Estimate, in the currency of engine.costPerHour; absent where that isn't set."""
     decision: Decision = Decision.PENDING
@@ -131,7 +144,9 @@ class SinkStatus(StatusModel):
     """One place outside of the cluster."""
 
     name: Annotated[str, StringConstraints(max_length=40)]
+    """Of the chart's values."""
     state: SinkState
+    """Pending, Delivered, or Failed, which is tried again."""
     phase: Phase | None = None
     """The phase that it was told last."""
     reference: Annotated[str, StringConstraints(max_length=512)] = ""
@@ -141,11 +156,16 @@ class SinkStatus(StatusModel):
 
 
 class OptimizationTicketStatus(StatusModel):
+    """What became of it. Written by the operator alone."""
+
     phase: Phase = Phase.OPEN
+    """Open, Applied, Resolved or Dismissed."""
     first_seen: Moment | None = None
+    """When the waste was first seen."""
     last_seen: Moment | None = None
     """Of the last occurrence: a breach after the signal had been healthy."""
     occurrences: Annotated[int, Field(ge=0), Unquoted] = 0
+    """How many times it came back, the first one included."""
     healthy_since: Moment | None = None
     """Since when its signal has been healthy; it is resolved when that has been long enough."""
     sinks: Annotated[
@@ -155,5 +175,6 @@ class OptimizationTicketStatus(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = []
+    """What each sink was told."""
     conditions: Conditions = []
     """Applied: whether an approved recommendation could be applied, and why not."""

@@ -23,6 +23,9 @@ ENTRIES = ["url", "ca.crt", "a" * 253], ["a b", "", "a/b", "a" * 254]
 DURATIONS = ["1h", "720h", "1h30m", "5ms", "15ms"], ["0s", "721h", "1.5h", "1d", "999999h999999h9s", ""]
 URIS = ["pvc://models/chat", "hf://acme/chat@" + "0" * 40], ["pvc://models", "hf://acme/chat@main"]
 TEXTS = ["pvc://models/a.jsonl"], ["pvc://models", "hf://acme/chat@" + "0" * 40]
+SIGNALS = ["TTFTP95", "A" * 48], ["a b", "ttft", "", "A" * 49]
+SINKS = ["ops", "a" * 40], ["Ops", "-a", "", "a" * 41]
+COSTS = ["2.50", "0"], ["-1", "1e3", "", ".5"]
 FRACTIONS = ["0", "0.5", "1.0"], ["2", "-0.1", ".5", "1e-3", "0.1234567"]
 DECIMALS = ["1", "0.25", "-3"], ["1,5", "1.", "1e3", "0.1234567"]
 KEPT = [DEFAULT_KEPT_CHARACTERS, "a-zä", "\\s&|~"], ["z-a", "[a]", "", "a-", "\\", "\\u12", "a\nb", "^a", "b-a-c"]
@@ -38,6 +41,9 @@ QUANTITIES = (
 KNOWN = {
     "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": FRACTIONS,
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": DECIMALS,
+    "^[A-Z][A-Za-z0-9]*$": SIGNALS,
+    "^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$": SINKS,
+    "^[0-9]{1,9}(\\.[0-9]{1,6})?$": COSTS,
     "^[A-Za-z0-9_.*]+$": MODULES,
     "^[-._a-zA-Z0-9]+$": ENTRIES,
     CLAIM_FILE_PATTERN: TEXTS,
@@ -81,6 +87,8 @@ def _scalars(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     if not pattern:
         if "{text}" in schema["description"]:
             return TEMPLATES
+        if "hf://" not in schema["description"] and "pvc://" not in schema["description"]:
+            return [["a", "High5xx"], ["a" * 200]] if schema.get("minLength") else [["", "a"], ["a" * 200]]
         return URIS if schema["description"].startswith("hf://") else TEXTS
     if pattern in KNOWN:
         return KNOWN[pattern]

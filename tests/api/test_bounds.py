@@ -16,14 +16,18 @@ from pydantic import ValidationError
 
 from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, KEPT_CHARACTERS_PATTERN
 from sixfold_api.crdgen import structural
-from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
+from sixfold_api.kinds import KINDS, POLICY, TICKET, VARIANT, Kind
 from sixfold_api.precision import CLAIM_FILE_PATTERN
 
 Steps = tuple[str | int, ...]
 
 FULL: dict[Kind, list[Any]] = {
     kind: json.loads(json.dumps(list(yaml.safe_load_all((Path(__file__).parent / name).read_text()))))
-    for kind, name in ((POLICY, "full-policy.yaml"), (VARIANT, "full-variant.yaml"))
+    for kind, name in (
+        (POLICY, "full-policy.yaml"),
+        (VARIANT, "full-variant.yaml"),
+        (TICKET, "full-ticket.yaml"),
+    )
 }
 """The first has every field that can stand beside the others, the next ones have the rest."""
 NEVER_SET = {("classification", "engine", "fullWeights")}
@@ -47,6 +51,9 @@ TIED = {
     ("priority", "High"),
     ("maxPriority", "Low"),
     ("maxPriority", "Normal"),
+    ("action", "StepDown"),
+    ("action", "Level0"),
+    ("action", "Suspend"),
 }
 """Words that rules tie to other fields of the full example."""
 NEEDED = {
@@ -61,6 +68,9 @@ NEEDED = {
     ("gateway", "apiKeysSecretRef"),
     ("generation", "kvCacheReuse", "redis"),
     ("slices", 1, "training"),
+    ("recommendation",),
+    ("evidence",),
+    ("policyRef",),
 }
 """Blocks that a rule needs in the full example."""
 _LONG_KEY = f"{'a' * 253}/{'b' * 63}"
@@ -77,6 +87,10 @@ LONGEST = {
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": "-123456789.123456",
     "^[A-Za-z0-9_.*]+$": "a" * 128,
     "^[-._a-zA-Z0-9]+$": "a" * 253,
+    "^[A-Z][A-Za-z0-9]*$": "A" * 48,
+    "^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$": "a" * 40,
+    "^[0-9]{1,9}(\\.[0-9]{1,6})?$": "123456789.123456",
+    "^[0-9a-f]{10}$": "0123456789",
     KEPT_CHARACTERS_PATTERN: "a" * 256,
     CLAIM_FILE_PATTERN: "pvc://models/" + "a" * 499,
     None: "pvc://models/" + "a" * 499,  # a URI, whose form is a rule
@@ -175,8 +189,10 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "in quotes", replaced(full, path, str(value)), "must be of type integer"
         yield "a boolean", replaced(full, path, True), "must be of type integer"
         yield "a fraction", replaced(full, path, 1.5), "must be of type integer"
-        if {"bits", "groupSize", "depths"} & set(path):  # CEL reads them, and takes no float for a whole number
-            yield "a whole float", replaced(full, path, float(value)), "expected int, got float64"
+        if {"bits", "groupSize", "depths", "steps"} & set(path):
+            # CEL reads them, and takes no float for a whole number.
+            words = "no such overload: isSorted" if "steps" in path else "expected int, got float64"
+            yield "a whole float", replaced(full, path, float(value)), words
         elif path != ("engine", "replicas"):  # where `kubectl scale` writes, the apiserver itself takes no float
             yield "a whole float", replaced(full, path, float(value)), None
     if node.get("x-kubernetes-int-or-string"):
@@ -191,6 +207,8 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "of another form", replaced(full, path, "no way^"), "should match"
         yield "with a line break", replaced(full, path, f"{value}\n"), "should match"
     longest = LONGEST[node.get("pattern")] if "maxLength" in node else None
+    if "pattern" not in node and "maxLength" in node and "://" not in value:
+        longest = "a" * node["maxLength"]
     if path == ("source", "uri"):
         longest = "hf://acme/" + "a" * 461 + "@" + "0" * 40
     if path[-1] == "promptTemplate":
@@ -223,7 +241,7 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
             yield "longest key", replaced(full, path, {_LONG_KEY: "1"}), None
             yield "too long a key", replaced(full, path, {f"a{_LONG_KEY}": "1"}), "each key must have at most"
             yield "a key of another form", replaced(full, path, {"no key!": "1"}), "each key must have at most"
-        else:
+        elif "x-kubernetes-preserve-unknown-fields" not in node:
             yield "an unknown field", replaced(full, (*path, "noSuchField"), 1), "unknown field"
 
 
@@ -231,7 +249,13 @@ def _items(first: Any, count: int) -> list[Any]:
     """As many as `first`, each of its own where that has a name or is a number."""
     if isinstance(first, int):
         return list(range(1, count + 1))
-    return [first | ({"name": f"n{number}"} if "name" in first else {}) for number in range(count)]
+    if isinstance(first, str):
+        return [f"n{number}" for number in range(count)]
+    key = next((key for key in ("name", "signal", "alertName") if key in first), None)
+    return [
+        first | ({} if key is None else {key: f"N{number}" if key == "signal" else f"n{number}"})
+        for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind, spec, expected", list(cases()))
@@ -249,8 +273,9 @@ def test_the_line_is_drawn(api, kind: Kind, spec: Any, expected: str | None) -> 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_what_comes_back_is_what_went_in(api, kind: Kind) -> None:
+    defaults = {"automation": "Enforce", "remediation": "TicketOnly"} if kind is POLICY else {}
     for full in FULL[kind][1:]:
-        assert api.create(kind, full).spec == full
+        assert api.create(kind, full).spec == full | defaults
     stored = api.create(kind, FULL[kind][0]).spec
     assert stored == FULL[kind][0]
     absent = {"slices": []} if kind is VARIANT else {}
@@ -293,9 +318,25 @@ DEFAULTS = {
             },
             "batching": {},
             "streaming": {},
+            "analysis": {},
+            "canary": {},
+            "shadow": {},
+            "tickets": {},
         },
         {
             "rollbackLevel": 3,
+            "automation": "Enforce",
+            "remediation": "TicketOnly",
+            "analysis/interval": "30s",
+            "analysis/initialDelay": "2m",
+            "analysis/failureLimit": 3,
+            "analysis/cooldown": "15m",
+            "analysis/recoverAfter": "30m",
+            "analysis/rejectWindow": "6h",
+            "canary/stepDuration": "5m",
+            "canary/hashBy": "Conversation",
+            "canary/minSamples": 50,
+            "shadow/sampleRate": "0.01",
             "engine/strategy": "Auto",
             "gateway/rateLimit/burst": 10,
             "gateway/tenants/0/priority": "Normal",
@@ -332,6 +373,7 @@ DEFAULTS = {
         {"source": {"uri": "pvc://models/chat"}, "task": "Generation", "precision": {}, "preparation": {}},
         {"precision/scheme": "None", "preparation/deadline": "1h"},
     ),
+    TICKET: (without(FULL[TICKET][0], ("decision",)), {"decision": "Pending"}),
 }
 
 
@@ -350,6 +392,7 @@ DEFAULTS_ELSEWHERE = {
         "slices/1/adapter/width": 64,
         "slices/1/adapter/layers": 8,
     },
+    TICKET: {},
 }
 """Of blocks that can't stand in DEFAULTS."""
 
@@ -368,7 +411,8 @@ def test_defaults(api, kind: Kind) -> None:
 
 def test_blocks_that_are_left_out_stay_absent(api) -> None:
     stored = api.create(POLICY, {"generation": {"variantRef": {"name": "chat"}}}).spec
-    assert stored == {"generation": {"variantRef": {"name": "chat"}}, "rollbackLevel": 3}
+    scalars = {"rollbackLevel": 3, "automation": "Enforce", "remediation": "TicketOnly"}
+    assert stored == {"generation": {"variantRef": {"name": "chat"}}, **scalars}
     parsed = POLICY.spec.model_validate(stored)
     assert parsed.engine.accelerator.type == "GPU"
     assert parsed.streaming.level == 3

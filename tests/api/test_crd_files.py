@@ -40,7 +40,9 @@ def test_an_upgrade_in_place_keeps_stored_objects(api, kubectl) -> None:
     """An older CRD without streaming and with little of the gateway, an object, then today's CRD over it."""
     older = copy.deepcopy(crd(POLICY))
     spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    del spec["streaming"], spec["gateway"]["x-kubernetes-validations"]
+    for name in ("streaming", "automation", "remediation", "analysis", "canary", "shadow", "tickets", "retryToken"):
+        del spec[name]
+    del spec["gateway"]["x-kubernetes-validations"]
     for name in ("rateLimit", "tenants", "maxRequestSize", "requestTimeout", "demoPage"):
         del spec["gateway"]["properties"][name]
     today = str(ROOT / "crds" / f"{POLICY.plural}.yaml")
@@ -65,7 +67,8 @@ def test_an_upgrade_in_place_keeps_stored_objects(api, kubectl) -> None:
     after = api.get(POLICY, "older")
     assert before["spec"] == stored
     added = {"maxRequestSize": "4Mi", "requestTimeout": "10m", "demoPage": False}
-    assert after["spec"] == stored | {"gateway": {"replicas": 3, **added}}
+    scalars = {"automation": "Enforce", "remediation": "TicketOnly"}
+    assert after["spec"] == stored | scalars | {"gateway": {"replicas": 3, **added}}
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert api.patch(POLICY, "older", {"spec": {"streaming": {"level": 7}}}).accepted
     assert api.get(POLICY, "older")["spec"]["streaming"] == {"compression": "Auto", "level": 7}

@@ -11,11 +11,16 @@ import pytest
 import yaml
 
 from sixfold_api.crdgen import crd
-from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
+from sixfold_api.kinds import KINDS, POLICY, TICKET, VARIANT, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = {
-    POLICY: {"generation": {"variantRef": {"name": "chat"}}, "rollbackLevel": 2},
+    POLICY: {
+        "generation": {"variantRef": {"name": "chat"}},
+        "rollbackLevel": 2,
+        "automation": "Enforce",
+        "remediation": "TicketOnly",
+    },
     VARIANT: {
         "source": {"uri": "pvc://models/chat"},
         "task": "Generation",
@@ -23,6 +28,7 @@ SPECS = {
         "evaluation": {"uri": "pvc://models/heldout.jsonl"},
         "artifact": {"claimName": "models"},
     },
+    TICKET: yaml.safe_load((ROOT / "tests" / "api" / "full-ticket.yaml").read_text()),
 }
 QUALITY = {
     "metric": "perplexity",
@@ -145,6 +151,7 @@ def test_the_category_lists_all_kinds(kubectl, example: str) -> None:
     assert set(kubectl("get", "sixfold", "-o", "name").split()) == {
         "inferencepolicy.sixfold.dev/example",
         "modelvariant.sixfold.dev/example",
+        "optimizationticket.sixfold.dev/example",
     }
 
 
@@ -190,6 +197,10 @@ def test_writes_to_the_status_leave_the_spec_alone(api, example: str) -> None:
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
 
 
+NOW = "2026-01-01T00:00:00Z"
+TUNED = {"path": "/generation/speculative/numTokens", "value": "3", "base": "5", "ticket": "t1", "since": NOW}
+
+
 def test_a_status_survives_the_models(api, example: str) -> None:
     """What the operator writes is stored and parsed whole: nothing is pruned in silence."""
     status = {
@@ -204,14 +215,51 @@ def test_a_status_survives_the_models(api, example: str) -> None:
             "selector": "sixfold.dev/policy=example",
             "fullWeights": "Resident",
         },
+        "suspended": [{"mode": "Speculative", "reason": "DraftTime", "since": NOW}],
+        "tuned": [TUNED],
+        "canary": {"tuned": TUNED, "percent": 25, "since": NOW},
+        "signals": [{"name": "TTFTP95", "verdict": "Breach", "failures": 2}],
+        "history": [{"at": NOW, "decision": "LevelChanged", "reason": "TTFTP95", "message": "2.1 s is over 2 s"}],
+        "control": {
+            "specHash": "9f2c",
+            "ceiling": 3,
+            "retryToken": "1",
+            "changedAt": NOW,
+            "healthySince": NOW,
+            "healthySeconds": 60,
+            "breaches": [{"subject": "Level/3", "at": NOW}],
+            "trial": {"path": TUNED["path"], "previous": "5", "objective": "0.0012", "since": NOW},
+        },
         "conditions": [READY | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
     }
+    rejected = [{"level": 3, "specHash": "9f2c", "reason": "TTFTP95"}]
+    status["level"] |= {"rejected": rejected}
     answer = api.patch(POLICY, example, {"status": POLICY.status.model_validate(status).to_dict()}, "status")
     assert answer.accepted, answer.causes
     assert api.get(POLICY, example)["status"] == status
     assert set(status) == set(
         crd(POLICY)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     )
+
+
+def test_a_tickets_status_and_columns(api, kubectl, example: str) -> None:
+    status = {
+        "phase": "Applied",
+        "firstSeen": NOW,
+        "lastSeen": NOW,
+        "occurrences": 2,
+        "healthySince": NOW,
+        "sinks": [{"name": "ops", "state": "Failed", "phase": "Open", "reference": "", "message": "HTTP 500"}],
+        "conditions": [],
+    }
+    answer = api.patch(TICKET, example, {"status": TICKET.status.model_validate(status).to_dict()}, "status")
+    assert answer.accepted, answer.causes
+    assert api.get(TICKET, example)["status"] == status
+    header, row = kubectl("get", "oticket").splitlines()
+    assert header.split() == ["NAME", "POLICY", "CAUSE", "VALUE", "SAVING", "DECISION", "PHASE", "SEEN", "AGE"]
+    assert row.split()[:8] == [
+        *("example", "assistant", "RejectedDraft", "0.71", "512.40", "Approved", "Applied", "2"),
+    ]
 
 
 def test_a_variants_status_survives_the_models(api, example: str) -> None:

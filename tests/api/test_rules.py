@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from sixfold_api.crdgen import crd
-from sixfold_api.kinds import KINDS, POLICY, VARIANT, Kind
+from sixfold_api.kinds import KINDS, POLICY, TICKET, VARIANT, Kind
 
 COMMIT = "0123456789" * 4
 GENERATION = {"variantRef": {"name": "chat"}}
@@ -73,6 +73,14 @@ MAX_PRIORITY = "maxPriority may not be lower than priority"
 NO_KEYS = "tenants are entries of the Secret with the API keys: add apiKeysSecretRef or remove them"
 TIMEOUT = "requestTimeout must be between 1s and 24h"
 REQUEST_SIZE = "maxRequestSize must be between 1Ki and 1Gi"
+INTERVAL = "interval must be between 1s and 1h"
+ANALYSIS_TIMES = "initialDelay and cooldown may be at most 24h, recoverAfter 168h, rejectWindow 720h"
+ALERT_MODE = "mode is needed for action: Suspend, and only there"
+STEPS = "steps must go up"
+STEP_DURATION = "stepDuration must be between 1s and 24h"
+TICKET_NAME = "metadata.name must have at most 53 characters: lower-case letters, digits and dashes, a letter first"
+TICKET_FIXED = "a ticket is what was found when it was opened: only decision may change"
+PATH_AND_VALUE = "path and value belong together"
 ESCALATES = "classification.escalate hands texts to generation: add spec.generation or remove it"
 BUDGET = "accuracyBudgetPoints is for a quantised classifier, perplexityBudgetPercent for a quantised generator"
 GENERATES = "lora and draftFor are for task: Generation; remove them"
@@ -163,6 +171,14 @@ def gateway(**fields: Any) -> dict[str, Any]:
     return policy(gateway=fields)
 
 
+def alerts(**fields: Any) -> dict[str, Any]:
+    return policy(analysis={"alerts": [{"alertName": "High5xx", **fields}]})
+
+
+def recommending(**fields: Any) -> dict[str, Any]:
+    return TICKET_SPEC | {"recommendation": {"summary": "Draft fewer tokens.", **fields}}
+
+
 def tenants(*entries: dict[str, Any]) -> dict[str, Any]:
     return gateway(apiKeysSecretRef={"name": "keys"}, tenants=list(entries))
 
@@ -172,6 +188,14 @@ CUT = {"name": "ner", "checkpoint": "pvc://models/ner"}
 TRAINED = {"name": "topic", "training": TRAINING}
 WRITES = {"artifact": {"claimName": "models"}}
 ESCALATION = {"belowConfidence": "0.6", "promptTemplate": "One of {labels}? {text}"}
+
+TICKET_SPEC = {
+    "policyRef": {"name": "assistant"},
+    "fingerprint": "0123456789",
+    "cause": "RejectedDraft",
+    "evidence": {"signal": "WastedFlops", "query": "up", "value": "0.7", "threshold": "0.65", "window": "10m"},
+    "recommendation": {"summary": "Draft fewer tokens.", "patch": {"spec": {"batching": {"shortWait": "1ms"}}}},
+}
 
 CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
     (POLICY, {"generation": GENERATION}, None),
@@ -395,6 +419,26 @@ CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
       ("1Ki", "1024", 1024, "1Gi", 2**30, "1.5Mi", "1e6", "1024000m")),
     *((POLICY, gateway(maxRequestSize=size), REQUEST_SIZE) for size in
       ("1023", 1023, 0, "0", "1k", "1025Mi", 2**30 + 1, "2G", "1024m", "1E")),
+    (POLICY, policy(analysis={}, canary={}, shadow={}, tickets={}), None),
+    *((POLICY, policy(analysis={"interval": interval}), None) for interval in ("1s", "1h", "1000ms")),
+    *((POLICY, policy(analysis={"interval": interval}), INTERVAL) for interval in ("0s", "999ms", "1h1ms")),
+    (POLICY, policy(analysis={"initialDelay": "24h", "cooldown": "0s", "recoverAfter": "168h"}), None),
+    *((POLICY, policy(analysis=times), ANALYSIS_TIMES) for times in (
+        {"initialDelay": "25h"}, {"cooldown": "25h"}, {"recoverAfter": "169h"}, {"rejectWindow": "721h"},
+    )),
+    *((POLICY, alerts(action=action), None) for action in ("StepDown", "Level0")),
+    (POLICY, alerts(action="Suspend", mode="Speculative"), None),
+    (POLICY, alerts(action="Suspend"), ALERT_MODE),
+    (POLICY, alerts(action="Level0", mode="Speculative"), ALERT_MODE),
+    (POLICY, policy(canary={"steps": [1, 99]}), None),
+    (POLICY, policy(canary={"steps": [25, 5]}), STEPS),
+    (POLICY, policy(canary={"stepDuration": "1s"}), None),
+    *((POLICY, policy(canary={"stepDuration": length}), STEP_DURATION) for length in ("999ms", "25h")),
+    (TICKET, TICKET_SPEC, None),
+    (TICKET, recommending(), None),
+    (TICKET, recommending(path="/generation/speculative/numTokens", value="3"), None),
+    (TICKET, recommending(path="/generation/speculative/numTokens"), PATH_AND_VALUE),
+    (TICKET, recommending(value="3"), PATH_AND_VALUE),
 ]  # fmt: skip
 
 
@@ -440,6 +484,43 @@ def test_names(api, name: str, valid: bool) -> None:
         assert valid or any(cause.endswith(f": {NAME}") for cause in answer.causes)
 
 
+def test_names_of_tickets(api) -> None:
+    for name, valid in (("a" * 53, True), ("a" * 54, False)):
+        answer = api.create(TICKET, TICKET_SPEC, name)
+        assert answer.accepted is valid, answer.causes
+        assert valid or any(cause.endswith(f": {TICKET_NAME}") for cause in answer.causes)
+
+
+@pytest.mark.parametrize(
+    "change, valid",
+    [
+        ({"decision": "Approved"}, True),
+        ({"decision": "Dismissed"}, True),
+        ({"cause": "Padding"}, False),
+        ({"fingerprint": "abcdef0123"}, False),
+        ({"policyRef": {"name": "other"}}, False),
+        ({"evidence": {"value": "0.9"}}, False),
+        ({"recommendation": {"patch": {"spec": {"batching": {"shortWait": "9ms"}}}}}, False),
+    ],
+)
+def test_a_ticket_is_what_was_found(api, change: dict[str, Any], valid: bool) -> None:
+    assert api.create(TICKET, TICKET_SPEC, "fixed", dry_run=False).accepted
+    try:
+        answer = api.patch(TICKET, "fixed", {"spec": change})
+        assert answer.accepted is valid, answer.causes
+        assert valid or any(cause.endswith(f": {TICKET_FIXED}") for cause in answer.causes), answer.causes
+    finally:
+        api.delete(TICKET, "fixed")
+
+
+def test_the_same_step_twice_is_no_step_up(api) -> None:
+    """Said by the list's type in a cluster."""
+    twice = policy(canary={"steps": [5, 5]})
+    assert "Duplicate value" in " ".join(api.create(POLICY, twice).causes)
+    with pytest.raises(ValidationError, match=STEPS):
+        POLICY.spec.model_validate(twice)
+
+
 CHANGES = [
     ({"precision": {"scheme": "None"}}, IMMUTABLE),
     ({"perplexityBudgetPercent": "2", "precision": {"scheme": "INT8"}, "evaluation": TEXT}, IMMUTABLE),
@@ -469,7 +550,7 @@ def test_what_shapes_the_artifact_is_immutable(api, change: dict[str, Any], mess
 
 
 def test_every_rule_has_its_case() -> None:
-    tested = {NAME, IMMUTABLE} | {case[2] for case in CASES}
+    tested = {NAME, IMMUTABLE, TICKET_NAME, TICKET_FIXED} | {case[2] for case in CASES}
     for kind in KINDS:
         for message in _messages(crd(kind)):
             if not message.startswith("each key must"):  # test_bounds.py has these

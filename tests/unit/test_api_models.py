@@ -61,7 +61,8 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
 
 
 def test_absent_optionals_are_left_out() -> None:
-    assert InferencePolicyStatus(effective_level=2).to_dict() == {"effectiveLevel": 2, "modes": [], "conditions": []}
+    lists = ("modes", "conditions", "suspended", "tuned", "signals", "history")
+    assert InferencePolicyStatus(effective_level=2).to_dict() == {"effectiveLevel": 2, **{name: [] for name in lists}}
     assert PreparationSummary().to_dict() == {"slices": []}
 
 
