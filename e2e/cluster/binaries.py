@@ -8,7 +8,7 @@ from pathlib import Path
 
 import packages
 from console import HarnessError, step
-from paths import BINARIES, NODE_SOURCE
+from paths import BINARIES, NODE_SOURCE, PROMETHEUS_SOURCE
 from processes import exclusive, run
 
 HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
@@ -63,6 +63,17 @@ def helm() -> Path:
     return folder / "helm"
 
 
+def prometheus() -> Path:
+    """The folder of a prometheus and a promtool that know Kubernetes; built here once, in minutes."""
+    digest = hashlib.sha256((PROMETHEUS_SOURCE / "go.mod").read_bytes())
+    folder = BINARIES / f"prometheus-{digest.hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder / ".lock"):
+        for name, what in (("prometheus", "Prometheus (minutes, the first time)"), ("promtool", "promtool")):
+            _build(folder, name, what, f"github.com/prometheus/prometheus/cmd/{name}", source=PROMETHEUS_SOURCE)
+    return folder
+
+
 def kubectl() -> Path:
     """The kubectl of the machine, else the one that is built here."""
     return Path(shutil.which("kubectl") or ensure(control_plane_only=True) / "kubectl")
@@ -92,14 +103,16 @@ def _go_environment() -> dict[str, str]:
     return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
 
 
-def _build(folder: Path, name: str, what: str, package: str, linker_flags: str = "") -> None:
-    """Build one program of the node module, unless the cache has it."""
+def _build(
+    folder: Path, name: str, what: str, package: str, linker_flags: str = "", source: Path = NODE_SOURCE
+) -> None:
+    """Build one program of a module, unless the cache has it."""
     if (folder / name).exists():
         return
     partial = folder / f"{name}.partial"
     with step(f"building {what}"):
         flags = f"-s -w {linker_flags}".strip()
-        command = ("go", "-C", NODE_SOURCE, "build", "-mod=readonly", "-trimpath", "-buildvcs=false")
+        command = ("go", "-C", source, "build", "-mod=readonly", "-trimpath", "-buildvcs=false")
         run(*command, "-ldflags", flags, "-o", partial, package, env=_go_environment())
     partial.rename(folder / name)
 

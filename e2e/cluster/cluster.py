@@ -22,10 +22,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 @app.command()
 def binaries(
     control_plane_only: Annotated[
-        bool, typer.Option(help="Only what an API test needs: etcd and kube-apiserver.")
+        bool, typer.Option(help="Only what an API test needs: etcd, kube-apiserver and Prometheus.")
     ] = False,
 ) -> None:
     """Build and install what is missing, and print the folder of the programs."""
+    programs.prometheus()
     print(programs.ensure(control_plane_only))
 
 

@@ -1,4 +1,5 @@
-"""Container images: both of the product from the shipped Dockerfiles, brought into the cluster in use, and a Redis."""
+"""Container images: both of the product from the shipped Dockerfiles, brought into the cluster in use, and what others
+make where no registry can be reached: Redis, Prometheus, Alertmanager."""
 
 import hashlib
 import json
@@ -7,16 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import base_image
+import binaries
 import content_import
 import node
 from console import HarnessError, say, step
-from paths import CACHE, CLUSTER, IMAGES_FILE, REPOSITORY
+from paths import CACHE, CLUSTER, IMAGES_FILE, PROMETHEUS_SOURCE, REPOSITORY
 from processes import run
 from target import KIND_CLUSTER, Target, docker_answers
 
 LIBRARY = "docker.io/library/"  # where the kubelet looks for a name without a registry
 DOCKERFILES = {"operator": "operator/Dockerfile", "runtime": "runtime_image/Dockerfile"}
-REDIS_DOCKERFILE = "e2e/cluster/redis.Dockerfile"
+STAND_INS = {part: f"e2e/cluster/{part}.Dockerfile" for part in ("redis", "prometheus", "alertmanager")}
+"""Elsewhere the chart's default images are pulled."""
 CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "uv.lock", "crds", "operator", "runtime_image")
 AUTHORITIES = "/etc/ssl/certs"
 STORAGE = CACHE / "buildah"
@@ -31,7 +34,7 @@ def ensure(target: Target) -> dict[str, str]:
     """
     names = {part: f"sixfold-{part}:{_inputs_hash(part)}" for part in DOCKERFILES}
     if target.kind == "embedded":
-        names["redis"] = f"sixfold-redis:{_redis_hash()}"  # elsewhere the chart's default is pulled
+        names |= {part: f"sixfold-{part}:{_stand_in_hash(part)}" for part in STAND_INS}
         for part, name in names.items():
             _into_embedded(part, name)
         _forget_others(names.values())
@@ -60,8 +63,11 @@ def _inputs_hash(part: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def _redis_hash() -> str:
-    return hashlib.sha256(base_image.NAME.encode() + (REPOSITORY / REDIS_DOCKERFILE).read_bytes()).hexdigest()[:12]
+def _stand_in_hash(part: str) -> str:
+    digest = hashlib.sha256(base_image.NAME.encode() + (REPOSITORY / STAND_INS[part]).read_bytes())
+    if part == "prometheus":
+        digest.update((PROMETHEUS_SOURCE / "go.mod").read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _context_files() -> Iterable[Path]:
@@ -100,8 +106,9 @@ def _into_embedded(part: str, name: str) -> None:
         with step(f"building {name}" + (" (torch: minutes, the first time)" if part == "runtime" else "")):
             flags = ["--layers", "--isolation", "chroot", "--network", "host", *_build_arguments()]
             flags += ["--build-arg", f"BASE_IMAGE={base_image.NAME}", "--volume", f"{AUTHORITIES}:{AUTHORITIES}:ro"]
-            dockerfile = str(REPOSITORY / DOCKERFILES.get(part, REDIS_DOCKERFILE))
-            _buildah("build", "--quiet", *flags, "--tag", local, "--file", dockerfile, str(REPOSITORY))
+            dockerfile = str(REPOSITORY / (DOCKERFILES | STAND_INS)[part])
+            context = binaries.prometheus() if part == "prometheus" else REPOSITORY
+            _buildah("build", "--quiet", *flags, "--tag", local, "--file", dockerfile, str(context))
     with step(f"importing {name}"):
         source = f"containers-storage:[overlay@{STORAGE / 'root'}+{STORAGE / 'run'}]{local}"
         destination = f"oci:{LAYOUT.folder}:{name}"
@@ -134,7 +141,7 @@ def _forget_others(names: Iterable[str]) -> None:
 
 
 def _is_one_of_ours(name: str) -> bool:
-    return name.startswith(tuple(f"sixfold-{part}:" for part in (*DOCKERFILES, "redis")))
+    return name.startswith(tuple(f"sixfold-{part}:" for part in (*DOCKERFILES, *STAND_INS)))
 
 
 def _docker_build(part: str, name: str) -> None:

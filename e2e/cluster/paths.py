@@ -6,6 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 NODE_SOURCE = HERE / "node"
+PROMETHEUS_SOURCE = HERE / "prometheus"
 
 CACHE = Path(os.environ.get("SIXFOLD_CACHE") or Path.home() / ".cache" / "sixfold").absolute()
 BINARIES = CACHE / "bin"
