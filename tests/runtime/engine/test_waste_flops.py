@@ -16,8 +16,10 @@ from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.decoder_shape import decoder_shape
 from sixfold_runtime.engine.forward import make_forward
+from sixfold_runtime.engine.linear import DenseLinear
 from sixfold_runtime.engine.loader import LoadedModel, load
 from sixfold_runtime.engine.model_flops import model_flops, module_flops
+from sixfold_runtime.engine.quantized_module import QuantizedModule
 from sixfold_runtime.waste import decoder_flops
 
 aten = torch.ops.aten
@@ -204,3 +206,15 @@ def test_any_shape_of_a_decoder(
     module = transformers.LlamaForCausalLM(config).eval()
     flops = counted(lambda: module(torch.zeros(1, tokens, dtype=torch.long)))
     assert decoder_flops(shape).forward(tokens, tokens**2, tokens) == flops
+
+
+def test_quantised_linears_of_a_module_count_as_those_they_replace() -> None:
+    import transformers
+
+    config = transformers.GPTNeoXConfig(**DECODER, bos_token_id=0, eos_token_id=1)
+    module = transformers.GPTNeoXForCausalLM(config)
+    before = module_flops(module)
+    for layer in module.base_model.layers:
+        for name in ("dense_h_to_4h", "dense_4h_to_h"):
+            setattr(layer.mlp, name, QuantizedModule(DenseLinear(getattr(layer.mlp, name).weight)))
+    assert module_flops(module) == before
