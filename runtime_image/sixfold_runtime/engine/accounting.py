@@ -25,7 +25,17 @@ _BLOCK_TOKENS = 32
 class Accounting:
     """Used from the engine's thread."""
 
-    def __init__(self, forward: Forward, variant: str, metrics: FlopsMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        variant: str,
+        metrics: FlopsMetrics,
+        clock: Callable[[], float],
+        *,
+        can_reuse: bool = True,
+    ) -> None:
+        """`can_reuse`: whether keys and values of this model can be used by other prompts at all."""
+        self._can_reuse = can_reuse
         self._forward, self._variant, self._metrics, self._clock = forward, variant, metrics, clock
         self._token, self._pair, self._output = forward.flops.unit_costs
         self._position = self._token + self._output
@@ -93,7 +103,7 @@ class Accounting:
             config: by which it may reuse keys and values; None: the mode is off for it.
         """
         account = sequence.account
-        if not sequence.request.kv_reuse:
+        if not (self._can_reuse and sequence.request.kv_reuse):
             return
         account.block_tokens = _BLOCK_TOKENS if config is None else config.block_tokens
         if account.is_lookup_worth_it:

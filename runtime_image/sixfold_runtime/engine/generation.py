@@ -87,7 +87,8 @@ class GenerationRunner:
         self._sequences: dict[Key, Sequence] = {}
         self._prompts = PromptGroup(self._forward, metrics)
         self._lanes = Lanes(_lane_maker(target, self._forward, self._draft))
-        self._accounting = Accounting(self._forward, target.served.name, metrics.flops, clock)
+        can_reuse = kv is None or kv.shape is not None
+        self._accounting = Accounting(self._forward, target.served.name, metrics.flops, clock, can_reuse=can_reuse)
         self._intake = Intake(target, self._forward, draft is not None, config, clock)
         self._scheduler: Scheduler[Key] = Scheduler(limits)
         self.slices = slices

@@ -394,6 +394,17 @@ def test_tenants_and_those_who_opt_out_repeat_nothing_of_others(bench: Bench, de
     assert bench.causes == {RECOMPUTED}
 
 
+def test_a_model_that_cannot_reuse_repeats_nothing(
+    bench: Bench, tmp_path: Path, new_decoder: Callable[..., Path]
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    folder = new_decoder(tmp_path, rope_parameters=rope)
+    bench.start(load(ServedModel(name="chat", task=Task.GENERATION, path=str(folder)), CPU))
+    for name in ("first", "again"):
+        bench.ask(name, tokens(100))
+    assert bench.causes == set()
+
+
 # -- seconds and bytes
 
 
