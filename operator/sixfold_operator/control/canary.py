@@ -50,7 +50,8 @@ def judge(
     """The canary beside the rest.
 
     Breach: its share of errors is higher by more than ERROR_MARGIN at 95 % confidence (one-sided; Newcombe 1998,
-    method 10), its P95 is over LATENCY_RATIO times the rest's, or its answers differ from level 0's by more than the policy allows.
+    method 10), its P95 is over LATENCY_RATIO times the rest's, or its answers differ from level 0's by more than the
+    policy allows.
     Unknown: fewer than min_samples requests in one of the arms, or no latency.
 
     Args:

@@ -184,8 +184,8 @@ class State:
     """What the loop remembers of a policy: parts of its status, none before the first decision.
 
     Attributes:
-        active: modes that were on for all requests, as status.modes says; None where that isn't known. The reducer reads
-            it to tell modes that a changed spec adds, and leaves it as it is.
+        active: modes that were on for all requests, as status.modes says; None where that isn't known. The reducer
+            reads it to tell modes that a changed spec adds, and leaves it as it is.
     """
 
     level: LevelStatus | None = None
