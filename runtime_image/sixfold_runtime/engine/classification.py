@@ -11,13 +11,16 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from sixfold_api.modes import Mode
 from sixfold_api.runtime_config import CANARY, STABLE, RuntimeConfig
+from sixfold_runtime.engine.classification_accounting import ClassificationAccounting
 from sixfold_runtime.engine.classification_queue import BatchSize, Text, TextQueue
 from sixfold_runtime.engine.classification_run import Answer, LayeredRun, ModuleRun, Run, first_forward
 from sixfold_runtime.engine.errors import RequestError
+from sixfold_runtime.engine.exit_estimate import ExitEstimate
 from sixfold_runtime.engine.exit_heads import ExitHeads
 from sixfold_runtime.engine.exit_plan import ExitPlanner
 from sixfold_runtime.engine.loader import LoadedModel, broken_weights
@@ -78,6 +81,8 @@ class ClassificationRunner:
         self._run: Run | None = None
         self._planners = {arm: ExitPlanner(exits, why_no_exits or _why_no_exits(model)) for arm in (STABLE, CANARY)}
         self._follow(config())
+        self._estimate = ExitEstimate(exits, clock)
+        self._accounting = ClassificationAccounting(model, metrics.flops, self._estimate)
         metrics.exits.watch_drift(self._drift)
         self._pad_id: int | None = None
         if model.trunk is None:
@@ -146,14 +151,16 @@ class ClassificationRunner:
             if text.key == key and not text.cancelled:
                 text.cancelled = found = True
                 self._queue.release(text)
+                self._accounting.ended(text)
         if found:
             self._metrics.ended(self._config().stable.level, "cancelled")
 
     def step(self) -> list[Output]:
         """Begin a batch where none is running, and compute a step of it."""
+        began_seconds = self._clock()
         outputs = [] if self._run else self._begin()
         if self._run is not None:
-            outputs += self._advance(self._run)
+            outputs += self._advance(self._run, began_seconds)
         return outputs
 
     def close(self) -> None:
@@ -198,6 +205,7 @@ class ClassificationRunner:
         effective = config.of(text.request.arm)
         text.level, text.arm = effective.level, arm_in_use(config, text.request.arm)
         text.plan = self._planners[text.arm].plan if text.may_exit else None
+        text.could_exit = text.may_exit and effective.early_exit is None and self._estimate.is_possible
         text.shadow_rate = 0.0 if effective.shadow is None else effective.shadow.sample_rate
 
     def _empty_batch(self) -> BatchSize:
@@ -210,10 +218,12 @@ class ClassificationRunner:
 
     def _new_run(self, texts: list[Text]) -> Run:
         if self._trunk is None:
-            return ModuleRun(self._model, texts, self._pad_id or 0)
-        return LayeredRun(self._trunk, texts, self._metrics.exits, self._limits.prefill_tokens)
+            return ModuleRun(self._model, texts, self._pad_id or 0, self._accounting)
+        glance = self._estimate.glance(self._trunk) if any(text.could_exit for text in texts) else None
+        exits, step_tokens = self._metrics.exits, self._limits.prefill_tokens
+        return LayeredRun(self._trunk, texts, exits, self._accounting, step_tokens, glance)
 
-    def _advance(self, run: Run) -> list[Output]:
+    def _advance(self, run: Run, began_seconds: float) -> list[Output]:
         try:
             answers = run.advance()
         except Exception as error:
@@ -221,6 +231,7 @@ class ClassificationRunner:
             failure = failure_of(error)
             self._run = None
             return [self._fail(text, failure, text.level) for text in run.texts if not text.cancelled]
+        self._accounting.took(self._clock() - began_seconds)
         if not run.texts:
             self._run = None
         return [self._finish(answer) for answer in answers]
@@ -231,6 +242,7 @@ class ClassificationRunner:
             self._metrics.non_finite()
             return self._fail(text, non_finite(), text.level)
         self._queue.release(text)
+        self._accounting.ended(text, is_answered=True)
         self._answered(text, answer)
         self._metrics.ended(text.level, "classified")
         if answer.layers is not None and not text.request.task:
@@ -247,13 +259,16 @@ class ClassificationRunner:
             token_labels=answer.token_labels,
             layers=answer.layers,
             exited=answer.exited,
+            engine_seconds=text.account.engine_seconds,
         )
         return text.key[0], done
 
     def _fail(self, text: Text, error: RequestError, level: int) -> Output:
         self._queue.release(text)
+        self._accounting.ended(text)
         self._metrics.ended(level, error.code)
-        return text.key[0], failed(text.request.id, level, error, text.tokens)
+        done = failed(text.request.id, level, error, text.tokens)
+        return text.key[0], msgspec.structs.replace(done, engine_seconds=text.account.engine_seconds)
 
     def _drift(self) -> Drift | None:
         plan = self._planners[STABLE].plan

@@ -7,9 +7,10 @@ there yet is passed by those behind it, and asks again when the pool has changed
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sixfold_api.runtime_config import STABLE
+from sixfold_runtime.engine.classification_accounting import TextAccount
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.exit_plan import ExitPlan
 from sixfold_runtime.engine.protocol import Classify
@@ -26,15 +27,18 @@ class Text:
     request: Classify
     arrived_seconds: float
     level: int = 0
-    """Stamped at admission into a batch, as the next three."""
+    """Stamped at admission into a batch, as the next four."""
     arm: str = STABLE
     plan: ExitPlan | None = None
     """Where it may leave; None: nowhere."""
+    could_exit: bool = False
+    """It may leave nowhere only because early exit is off."""
     shadow_rate: float = 0.0
     """Share of answers like this one that are computed again."""
     task_slice: TaskSlice | None = None
     """Held until the end; None for the model's own head, and while it is being loaded."""
     cancelled: bool = False
+    account: TextAccount = field(default_factory=TextAccount)
 
     @property
     def tokens(self) -> int:

@@ -15,9 +15,11 @@ from typing import Protocol
 import torch
 
 from sixfold_api.scalars import Task
+from sixfold_runtime.engine.classification_accounting import ClassificationAccounting
 from sixfold_runtime.engine.classification_labels import ranked, token_labels
 from sixfold_runtime.engine.classification_metrics import ExitMetrics
 from sixfold_runtime.engine.classification_queue import Text
+from sixfold_runtime.engine.exit_estimate import Glance
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.protocol import LabelScore
 from sixfold_runtime.engine.trunk import Head, Rows, Trunk
@@ -52,14 +54,25 @@ class Run(Protocol):
 class LayeredRun:
     """Through a trunk."""
 
-    def __init__(self, trunk: Trunk, texts: Sequence[Text], metrics: ExitMetrics, step_tokens: int) -> None:
+    def __init__(
+        self,
+        trunk: Trunk,
+        texts: Sequence[Text],
+        metrics: ExitMetrics,
+        accounting: ClassificationAccounting,
+        step_tokens: int,
+        glance: Glance | None = None,
+    ) -> None:
         """
         Args:
             step_tokens: `advance` computes no more than so many tokens through all layers, or one layer.
+            glance: looks where texts would leave.
         """
         self.texts = list(texts)
         self._trunk = trunk
         self._metrics = metrics
+        self._accounting = accounting
+        self._glance = glance
         self._step_token_layers = step_tokens * trunk.layers
         self._depth = 0
         self._rows: Rows | None = None
@@ -75,10 +88,17 @@ class LayeredRun:
         depth = min(exit_depth, self._depth + step_layers)
         for index in range(self._depth, depth):
             rows = self._trunk.layer(index, rows, slices if any(slices) else None)
+            if self._glance is not None:
+                self._glance.look(index + 1, rows, self.texts)
+        # Attention on CUDA pads.
+        pads = self._trunk.device.type == "cuda"
+        self._accounting.computed(self.texts, depth - self._depth, pad_linears=False, pad_pairs=pads)
         self._depth = depth
         answers: list[Answer] = []
         if depth == self._trunk.layers:
             answers = self._all_labelled(rows)
+            if self._glance is not None:
+                self._glance.end()
         elif depth == exit_depth:
             answers = self._sure_ones(rows)
         gone = {answer.text for answer in answers}
@@ -142,6 +162,7 @@ class LayeredRun:
             chosen = _select(self._trunk, rows, indexes)
             logits = head(chosen)
             texts = [self.texts[index] for index in indexes]
+            self._accounting.headed(texts, head.task)
             if head.task == Task.TOKEN_CLASSIFICATION:
                 answers += _token_answers(logits, head.labels, texts, chosen.lengths, self._depth)
             else:
@@ -155,10 +176,13 @@ class LayeredRun:
 class ModuleRun:
     """Through a transformers module, in one forward, padded on the right and masked."""
 
-    def __init__(self, model: LoadedModel, texts: Sequence[Text], pad_id: int) -> None:
+    def __init__(
+        self, model: LoadedModel, texts: Sequence[Text], pad_id: int, accounting: ClassificationAccounting
+    ) -> None:
         self.texts = list(texts)
         self._model = model
         self._pad_id = pad_id
+        self._accounting = accounting
 
     @torch.inference_mode()
     def advance(self) -> list[Answer]:
@@ -166,6 +190,8 @@ class ModuleRun:
         answers: list[Answer] = []
         if texts:
             logits = _module_logits(self._model, [text.request.token_ids for text in texts], self._pad_id)
+            self._accounting.computed(texts, pad_linears=True, pad_pairs=True)
+            self._accounting.headed(texts, Task.CLASSIFICATION)
             answers = _answers(logits, self._model.labels, texts, None)
         self.texts = []
         return answers

@@ -284,10 +284,10 @@ def test_nothing_is_computed_twice_nor_for_texts_that_left(
     ]
 
 
-def test_without_the_mode_nobody_is_asked_and_level_2_turns_it_off_for_new_texts(
-    new_runner: NewRunner, recorded: LoadedModel, recorder: Recorder, policy: Policy, collector: Any, expected: Any
+def test_without_the_mode_nobody_leaves_and_level_2_turns_it_off_for_new_texts(
+    new_runner: NewRunner, policy: Policy, collector: Any, expected: Any
 ) -> None:
-    runner = new_runner(recorded, max_running=len(MIXED) // 4)  # a batch takes four times as many
+    runner = new_runner(max_running=len(MIXED) // 4)  # a batch takes four times as many
     submit(runner, collector, **MIXED)
     submit(runner, collector, late=MIXED["t0"])
     collector.take(runner.step())
@@ -295,13 +295,11 @@ def test_without_the_mode_nobody_is_asked_and_level_2_turns_it_off_for_new_texts
     assert not runner.adapt(), "a mode that the level turned off is no news of the runner's"
     while len(collector.dones) < len(MIXED):
         collector.take(runner.step())
-    recorder.clear()
     finish(runner, collector)
     for name, token_ids in MIXED.items():
         assert (collector.dones[name].layers, collector.dones[name].level) == (expected(token_ids)[0], 3)
     late = collector.dones["late"]
     assert (late.layers, late.exited, late.level) == (LAYERS, False, 2)
-    assert recorder.asked == []
 
 
 def test_a_request_may_ask_for_all_layers(new_runner: NewRunner, collector: Any, expected: Any) -> None:
