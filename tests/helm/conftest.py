@@ -29,6 +29,24 @@ def helm_program() -> Path:
     return Path(binaries.helm())
 
 
+@pytest.fixture(scope="session")
+def monitoring_programs() -> Path:
+    """The folder of a prometheus and a promtool that know Kubernetes."""
+    return binaries.prometheus()
+
+
+@pytest.fixture(scope="session")
+def promtool(monitoring_programs: Path) -> Callable[..., str]:
+    """promtool, which must be content; returns what it says."""
+
+    def run(*arguments: str | Path, stdin: str | None = None) -> str:
+        done = _run(monitoring_programs / "promtool", *arguments, stdin=stdin)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
 def _run(*command: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(part) for part in command], input=stdin, capture_output=True, text=True, check=False, timeout=120
@@ -107,6 +125,6 @@ def release(helm: Callable[..., str], kubectl: Callable[..., str]) -> Iterator[C
 
     yield install
     helm("uninstall", "sixfold", "--ignore-not-found")
-    crds = ["crd/inferencepolicies.sixfold.dev", "crd/modelvariants.sixfold.dev"]
+    crds = [f"crd/{kind}.sixfold.dev" for kind in ("inferencepolicies", "modelvariants", "optimizationtickets")]
     kubectl("delete", "--ignore-not-found", *crds)
     kubectl("wait", "--for=delete", "--timeout=30s", *crds)

@@ -18,6 +18,8 @@ NEEDED = {
     "sixfold.dev/modelvariants": "get list watch",
     "sixfold.dev/inferencepolicies/status": "get patch",
     "sixfold.dev/modelvariants/status": "get patch",
+    "sixfold.dev/optimizationtickets": "get list watch create patch delete",
+    "sixfold.dev/optimizationtickets/status": "get patch",
     "apps/deployments": "get list watch create patch delete",
     "batch/jobs": "get list watch create patch delete",
     "/services": "get list watch create patch delete",
@@ -84,6 +86,8 @@ def test_users_get_rights_on_the_kinds_through_the_clusters_roles(release, kubec
         assert verbs(http, "edit", kind) == {"create", "update", "patch", "delete", "deletecollection"}
         assert verbs(http, "edit", f"{kind}/status") == set()
     assert verbs(http, "edit", "sixfold.dev/inferencepolicies/scale") == {"update", "patch"}
+    assert verbs(http, "view", "sixfold.dev/optimizationtickets") == {"get", "list", "watch"}
+    assert verbs(http, "edit", "sixfold.dev/optimizationtickets") == {"update", "patch"}
     labels = json.loads(kubectl("get", "clusterrole", "sixfold-view", "-o", "json"))["metadata"]["labels"]
     assert {f"rbac.authorization.k8s.io/aggregate-to-{role}" for role in ("view", "edit", "admin")} <= set(labels)
     kubectl("delete", "clusterrolebinding", "test-view", "test-edit")
@@ -95,6 +99,8 @@ def test_users_get_rights_on_the_kinds_through_the_clusters_roles(release, kubec
         (),
         ("--set=watchNamespaces={default}",),
         ("--set=serviceAccount.create=false", "--set=rbac.aggregate=false", "--set=crds.keep=false"),
+        ("--set=prometheus.enabled=true", "--set=prometheus.storage.persistent=true", "--set=alerts.enabled=true"),
+        ("--set=dashboards.enabled=true", "--set=signals[0].name=Spend", "--set=prometheus.bearerTokenSecret.name=a"),
     ],
 )
 def test_every_manifest_is_accepted(render, kubectl, values: tuple[str, ...]) -> None:
