@@ -12,7 +12,6 @@ Kernels that skip hidden columns are the exception; a sliding window hides colum
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -78,11 +77,6 @@ class ModelFlops:
         for a whole text or for each token, as the task has it)."""
         return self.forward(tokens, tokens * tokens, layers=layers)
 
-    def padded_batch(self, lengths: Sequence[int], layers: int | None = None) -> int:
-        """Texts that are all padded to the longest of them, in linears and attention; without a head."""
-        longest = max(lengths, default=0)
-        return len(lengths) * self.text(longest, layers)
-
 
 def decoder_flops(shape: DecoderShape, head_weights: int | None = None) -> ModelFlops:
     """Of Llama, Qwen2 and Qwen3: grouped queries and a gated MLP (SwiGLU, arXiv 2002.05202).
@@ -111,11 +105,6 @@ def encoder_flops(shape: EncoderShape, head_weights: int = 0) -> ModelFlops:
         attention_width=shape.width,
         output_weights=head_weights,
     )
-
-
-def text_head_weights(width: int, labels: int, has_hidden_layer: bool) -> int:
-    """Of a head for whole texts: BERT, RoBERTa and DistilBERT have a square linear before the last one."""
-    return width * (width * has_hidden_layer + labels)
 
 
 def wasted_flops_ratio(useful: float, wasted: float) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sixfold_runtime.modes.kv_reuse import Scope, chain
-from sixfold_runtime.waste import Cause, ModelFlops, text_head_weights, wasted_flops_ratio
+from sixfold_runtime.waste import Cause, ModelFlops, wasted_flops_ratio
 from sixfold_runtime.waste_account import Account
 from sixfold_runtime.waste_blocks import SeenBlocks
 
@@ -28,17 +28,14 @@ def test_one_layer_by_hand() -> None:
     flops = ModelFlops(layers=1, layer_weights=10, attention_width=3, output_weights=5)
     assert flops.text(2) == 2 * 2 * 10 + 2 * (2 * 2 * 2 * 3)
     assert flops.forward(0, 0, 1) == 10
-    assert flops.padded_batch([2, 1]) == 2 * flops.text(2)
-    assert flops.padded_batch([]) == 0
-    assert text_head_weights(4, 3, has_hidden_layer=True) == 16 + 12
-    assert text_head_weights(4, 3, has_hidden_layer=False) == 12
+    assert flops.unit_costs == (20, 12, 10)
 
 
 @given(SHAPES, st.integers(0, 50), st.integers(0, 50), st.integers(0, 8))
-def test_layers_add_up_and_padding_never_saves(flops: ModelFlops, tokens: int, more: int, k: int) -> None:
+def test_layers_add_up_and_longer_texts_never_cost_less(flops: ModelFlops, tokens: int, more: int, k: int) -> None:
     k = min(k, flops.layers)
     assert flops.text(tokens, k) + flops.text(tokens, flops.layers - k) == flops.text(tokens)
-    assert flops.padded_batch([tokens, tokens + more]) >= flops.text(tokens) + flops.text(tokens + more)
+    assert flops.text(tokens + more) >= flops.text(tokens) + flops.text(more)
 
 
 @given(st.floats(0, 1e20), st.floats(0, 1e20))
