@@ -1,4 +1,4 @@
-"""The chart's Prometheus, for real: it finds pods through a real kube-apiserver with the rights that the chart gives."""
+"""The chart's Prometheus, for real: it finds pods through a kube-apiserver with the rights that the chart gives."""
 
 from __future__ import annotations
 
@@ -86,14 +86,20 @@ def pods() -> Iterator[dict[str, Any]]:
     yield engine("team-b", "elsewhere")
     operator = {f"app.kubernetes.io/{name}": value for name, value in OPERATOR_LABELS.items()}
     yield pod("sixfold-system", "operator-1", operator, {"metrics": 9400, "alerts": 9401}, podIP=OPERATOR[0])
-    yield pod("sixfold-system", "redis", operator | {"app.kubernetes.io/component": "redis"}, {"redis": 6379}, podIP="127.0.0.53")
+    yield pod(
+        "sixfold-system",
+        "redis",
+        operator | {"app.kubernetes.io/component": "redis"},
+        {"redis": 6379},
+        podIP="127.0.0.53",
+    )
 
 
 OPERATOR_LABELS = {"name": "sixfold", "instance": "sixfold", "component": "operator"}
 
 
 def reachable_from_here(config: dict[str, Any], control_plane: ControlPlane, folder: Path) -> dict[str, Any]:
-    """The rendered configuration for a process beside the cluster: address, token and CA aren't where a pod has them."""
+    """The rendered configuration for a process beside the cluster: it has the address, token and CA from elsewhere."""
     for job in config["scrape_configs"]:
         for discovery in job["kubernetes_sd_configs"]:
             discovery |= {
@@ -131,7 +137,11 @@ def prometheus(
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     (container,) = get("deployment")["spec"]["template"]["spec"]["containers"]
     (port,) = free_ports(1)
-    paths = {"/etc/sixfold-prometheus": str(tmp_path), "=/prometheus": f"={tmp_path / 'data'}", "=:9090": f"=127.0.0.1:{port}"}
+    paths = {
+        "/etc/sixfold-prometheus": str(tmp_path),
+        "=/prometheus": f"={tmp_path / 'data'}",
+        "=:9090": f"=127.0.0.1:{port}",
+    }
     arguments = [replaced(argument, paths) for argument in container["args"]]
     log = (tmp_path / "log").open("w")
     running = subprocess.Popen([monitoring_programs / container["command"][0], *arguments], stdout=log, stderr=log)
@@ -185,7 +195,11 @@ def test_it_finds_the_pods_and_says_whose_series_they_are(prometheus: httpx.Clie
         assert found["metric"].items() >= whose.items(), "a pod can't speak for another policy"
         assert not [name for name in found["metric"] if name.startswith("exported_")]
     (ratio,) = eventually("a recorded ratio", lambda: query("policy:sixfold_wasted_flops:ratio10m"))
-    assert ratio["metric"] == {"__name__": "policy:sixfold_wasted_flops:ratio10m", "namespace": "team-a", "policy": "bot"}
+    assert ratio["metric"] == {
+        "__name__": "policy:sixfold_wasted_flops:ratio10m",
+        "namespace": "team-a",
+        "policy": "bot",
+    }
     assert float(ratio["value"][1]) == pytest.approx(0.75, abs=0.02)
 
     def evaluated() -> list[dict[str, Any]]:
@@ -223,7 +237,11 @@ def test_it_may_look_at_pods_and_at_nothing_else(release, http: httpx.Client) ->
 
 def test_every_configuration_is_a_valid_one(render, promtool, tmp_path: Path) -> None:
     dcgm = {"job_name": "dcgm", "honor_labels": True, "static_configs": [{"targets": ["dcgm-exporter.gpu.svc:9400"]}]}
-    full = {"alertmanagers": ["alertmanager.monitoring.svc:9093"], "extraScrapeConfigs": [dcgm], "scrapeInterval": "1m30s"}
+    full = {
+        "alertmanagers": ["alertmanager.monitoring.svc:9093"],
+        "extraScrapeConfigs": [dcgm],
+        "scrapeInterval": "1m30s",
+    }
     for values in ({}, full):
         (tmp_path / "values.yaml").write_text(yaml.safe_dump({"prometheus": {"enabled": True, **values}}))
         (files,) = [
