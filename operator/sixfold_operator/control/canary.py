@@ -52,7 +52,7 @@ def judge(
     Breach: its share of errors is higher by more than ERROR_MARGIN at 95 % confidence (one-sided; Newcombe 1998,
     method 10), its P95 is over LATENCY_RATIO times the rest's, or its answers differ from level 0's by more than the
     policy allows.
-    Unknown: fewer than min_samples requests in one of the arms, or no latency.
+    Unknown: fewer than min_samples requests in one of the arms, or a figure is missing.
 
     Args:
         max_disagreement: threshold of ShadowDisagreement for this policy, that the lower 95 % bound must not pass.
@@ -69,14 +69,14 @@ def judge(
     if fewest < min_samples:
         arm = "the canary" if samples < min_samples else "the rest"
         return CanaryJudgement(Verdict.UNKNOWN, samples, f"{fewest} of {min_samples} requests that {arm} needs")
-    if _known(stable.p95_seconds) is None or _known(canary.p95_seconds) is None:
-        return CanaryJudgement(Verdict.UNKNOWN, samples, "Prometheus has no latency of both arms")
+    if any(_known(value) is None for arm in (stable, canary) for value in (arm.errors, arm.p95_seconds)):
+        return CanaryJudgement(Verdict.UNKNOWN, samples, "Prometheus has no errors or no latency of one of the arms")
     return CanaryJudgement(Verdict.OK, samples, f"{samples} requests, no worse than the rest")
 
 
 def wilson(successes: float, trials: float, z: float = ONE_SIDED_95) -> tuple[float, float]:
-    """Lower and upper bound of a proportion (Wilson 1927); (0, 1) without trials."""
-    if not trials > 0:
+    """Lower and upper bound of a proportion (Wilson 1927); (0, 1) without trials. Less than one is none: rates aren't whole."""
+    if not trials >= 1:
         return 0.0, 1.0
     share = min(max(successes / trials, 0.0), 1.0)
     centre = share + z * z / (2 * trials)
@@ -86,7 +86,7 @@ def wilson(successes: float, trials: float, z: float = ONE_SIDED_95) -> tuple[fl
 
 
 def least_difference(first: tuple[float, float], second: tuple[float, float]) -> float:
-    """Lower one-sided 95 % bound of the second proportion minus the first, each (successes, trials); trials > 0."""
+    """Lower one-sided 95 % bound of the second proportion minus the first, each (successes, trials); trials >= 1."""
     lower, upper = first[0] / first[1], second[0] / second[1]
     return (upper - lower) - math.hypot(upper - wilson(*second)[0], wilson(*first)[1] - lower)
 

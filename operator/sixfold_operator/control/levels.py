@@ -69,8 +69,13 @@ def active_modes(state: State, view: View) -> frozenset[Mode]:
 
 
 def useful_levels(view: View) -> tuple[int, ...]:
-    """Levels that differ, ascending, 0 always among them, none above the ceiling."""
-    return tuple(sorted({0, *(level for level in view.levels if 0 <= level <= view.ceiling)}))
+    """Levels that turn something on which those below don't, ascending; 0 always among them, none above the ceiling."""
+    on = {LEVEL_FROM[mode] for mode in view.modes}
+    levels = [0]
+    for level in sorted(set(view.levels)):
+        if level <= view.ceiling and any(levels[-1] < start <= level for start in on):
+            levels.append(level)
+    return tuple(levels)
 
 
 def running_level(state: State, view: View) -> int:
@@ -90,9 +95,11 @@ def level_above(state: State, view: View) -> int | None:
     A level with nothing above it that differs counts as the ceiling.
     """
     above = [level for level in useful_levels(view) if level > target(state, view)]
-    if not above or any(entry.level is not None and entry.level <= above[0] for entry in rejections(state, view)):
+    if not above:
         return None
-    return above[0] if len(above) > 1 else view.ceiling
+    up = above[0] if len(above) > 1 else view.ceiling
+    is_blocked = any(entry.level is not None and entry.level <= up for entry in rejections(state, view))
+    return None if is_blocked else up
 
 
 def rejections(state: State, view: View) -> tuple[Rejection, ...]:
