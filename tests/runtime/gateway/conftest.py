@@ -93,6 +93,23 @@ class ThreadedServer:
         self._thread.join(30)
 
 
+def effective(
+    level: int = 3,
+    rate_limit: dict[str, float] | None = None,
+    compression: str = "Auto",
+    modes: Sequence[str] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """`modes` are on beside streaming; `more` are fields of the configuration."""
+    config: dict[str, Any] = {
+        "level": level,
+        "activeModes": [*modes, *(["CompressedStreaming"] if level == 3 else [])],
+        "streaming": {"compression": compression if level == 3 else "Off", "level": 3},
+        **more,
+    }
+    return config | ({"rateLimit": rate_limit} if rate_limit else {})
+
+
 @dataclass
 class ConfigDirectory:
     """A mounted ConfigMap: `set` writes the next config.json."""
@@ -100,26 +117,16 @@ class ConfigDirectory:
     path: Path
     sequence: int = 0
 
-    def set(
-        self,
-        level: int = 3,
-        rate_limit: dict[str, float] | None = None,
-        compression: str = "Auto",
-        modes: Sequence[str] = (),
-        **more: Any,
-    ) -> int:
-        """`modes` are on beside streaming; `more` are fields of the configuration in use."""
+    def set(self, canary: dict[str, Any] | None = None, **stable: Any) -> int:
+        """`stable` are arguments of `effective`; so are the canary's, beside `percent` and `hashBy`."""
         self.sequence += 1
-        stable: dict[str, Any] = {
-            "level": level,
-            "activeModes": [*modes, *(["CompressedStreaming"] if level == 3 else [])],
-            "streaming": {"compression": compression if level == 3 else "Off", "level": 3},
-            **more,
-        }
-        if rate_limit:
-            stable["rateLimit"] = rate_limit
+        config: dict[str, Any] = {"sequence": self.sequence, "stable": effective(**stable)}
+        if canary is not None:
+            share = {name: canary[name] for name in ("percent", "hashBy") if name in canary}
+            rest = {name: value for name, value in canary.items() if name not in share}
+            config["canary"] = {**share, "config": effective(**rest)}
         partial = self.path / ".partial"
-        partial.write_text(json.dumps({"sequence": self.sequence, "stable": stable}))
+        partial.write_text(json.dumps(config))
         partial.rename(self.path / "config.json")
         return self.sequence
 
