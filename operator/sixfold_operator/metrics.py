@@ -20,7 +20,6 @@ LAST_TICK = Gauge("sixfold_operator_last_tick_timestamp_seconds", "When the tick
 MISSED_EVENTS = Counter(
     "sixfold_operator_missed_events", "Objects whose change a resync found before a watch told it", ["kind"]
 )
-LEVEL_DECISIONS = Counter("sixfold_operator_level_decisions", "Changes of a policy's target level", ["reason"])
 CONFIG_SECONDS = Histogram(
     "sixfold_operator_config_propagation_seconds",
     "Seconds from writing a RuntimeConfig until every ready pod reports it",
@@ -29,4 +28,12 @@ CONFIG_SECONDS = Histogram(
 POLICY_LEVEL = Gauge("sixfold_operator_policy_level", "Target level of a policy", ["namespace", "policy"])
 POLICY_CEILING = Gauge(
     "sixfold_operator_policy_ceiling", "spec.rollbackLevel: the level of a healthy policy", ["namespace", "policy"]
+)
+DECISIONS = Counter(
+    "sixfold_operator_decisions", "Decisions of the control loop, by what and why", ["decision", "reason"]
+)
+ALERTS = Counter(
+    "sixfold_operator_alerts",
+    "Alerts that the receiver got: taken, repeated, unlisted, unknown_policy, malformed or unauthorized",
+    ["result"],
 )

@@ -1,0 +1,204 @@
+"""What Alertmanager says: a receiver of its webhooks, and which alerts of a policy fire now."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, Field, ValidationError
+
+from sixfold_api.analysis import AlertAction, AlertRule
+from sixfold_api.control_status import SignalStatus, Verdict
+from sixfold_operator import metrics
+from sixfold_operator.control.model import Action, Observed
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 2 * 2**20
+FORGOTTEN_AFTER_SECONDS = 5 * 3600.0
+"""A firing alert that is not repeated for so long has ended: Alertmanager repeats every 4 hours by default."""
+PREFIX = "Alert/"
+
+Place = tuple[str, str]
+Text = Annotated[str, Field(max_length=1024)]
+
+
+class _Alert(BaseModel):
+    status: Literal["firing", "resolved"]
+    labels: Annotated[dict[Text, Text], Field(max_length=128)]
+    ends_at: Annotated[datetime | None, Field(alias="endsAt")] = None
+
+
+class _Notification(BaseModel):
+    """Version 4 of the webhook's body, as far as it is read."""
+
+    version: Literal["4"] = "4"
+    alerts: Annotated[list[_Alert], Field(max_length=10_000)]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What was said last about one alert of one policy."""
+
+    is_firing: bool
+    at: datetime
+
+
+Firing = Mapping[str, Heard]
+"""Alert name -> what was heard since the process started."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Whether there is such a policy, and the alerts that it lists."""
+
+    exists: bool
+    names: Collection[str] = ()
+
+
+class Alerts:
+    """Remembers alerts; the HTTP server in front of it ends with `stop`.
+
+    Args:
+        token_file: holds the bearer token that senders must give; read at each request, since Secrets change.
+        listed: what a policy lists, by namespace and name.
+        wake: called when what a policy's alerts say has changed.
+    """
+
+    def __init__(
+        self,
+        token_file: Path,
+        listed: Callable[[str, str], Listed],
+        wake: Callable[[str, str], None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._token_file = token_file
+        self._listed = listed
+        self._wake = wake
+        self._now = now
+        self._heard: dict[Place, dict[str, Heard]] = {}
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int, host: str | None = None) -> int:
+        """Listen, on all addresses without a host; returns the port."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.add_routes([web.post("/alerts", self._receive)])
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def firing(self, namespace: str, policy: str) -> Firing:
+        """What was heard about a policy's alerts; one that was not repeated for long counts as ended."""
+        heard, now = self._heard.get((namespace, policy), {}), self._now()
+        return {name: Heard(found.is_firing and not _is_old(found, now), found.at) for name, found in heard.items()}
+
+    def forget(self, namespace: str, policy: str) -> None:
+        """The policy is gone."""
+        self._heard.pop((namespace, policy), None)
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        if not self._is_authorized(request.headers.get("Authorization", "")):
+            metrics.ALERTS.labels("unauthorized").inc()
+            return web.json_response({"error": "missing or wrong bearer token"}, status=401)
+        body = await request.read()  # aiohttp answers 413 where it is too large
+        try:
+            notification = _Notification.model_validate_json(body)
+        except ValidationError as error:
+            metrics.ALERTS.labels("malformed").inc()
+            problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, problem["loc"]))
+            return web.json_response({"error": f"no webhook of Alertmanager: {where}: {problem['msg']}"}, status=400)
+        results = [self._take(alert) for alert in notification.alerts]
+        return web.json_response({result: results.count(result) for result in sorted(set(results))})
+
+    def _is_authorized(self, header: str) -> bool:
+        try:
+            token = self._token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            log.error("the token of the alerts' receiver can't be read: %s", error)
+            return False
+        return bool(token) and hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
+    def _take(self, alert: _Alert) -> str:
+        """Remember one alert; returns what became of it, as it is counted."""
+        result = self._result(alert)
+        metrics.ALERTS.labels(result).inc()
+        return result
+
+    def _result(self, alert: _Alert) -> str:
+        name = alert.labels.get("alertname", "")
+        namespace, policy = alert.labels.get("namespace", ""), alert.labels.get("policy", "")
+        listed = self._listed(namespace, policy)
+        if not listed.exists:
+            return "unknown_policy"
+        if name not in listed.names:
+            return "unlisted"
+        now = self._now()
+        is_over = alert.ends_at is not None and _EPOCH < _aware(alert.ends_at) <= now
+        fires = alert.status == "firing" and not is_over
+        heard = self._heard.setdefault((namespace, policy), {})
+        before = heard.get(name)
+        heard[name] = Heard(fires, now)
+        if before is not None and before.is_firing is fires:
+            return "repeated"
+        self._wake(namespace, policy)
+        return "taken"
+
+
+def observed_alerts(
+    rules: Sequence[AlertRule], firing: Firing, remembered: Sequence[SignalStatus]
+) -> tuple[Observed, ...]:
+    """The alerts that a policy lists, as the reducer sees them. Pure.
+
+    One that fired when the operator stopped, and of which nothing was heard since, is Unknown and holds recovery up.
+    """
+    breached = {entry.name for entry in remembered if entry.verdict is not Verdict.OK}
+    return tuple(_observed(rules, firing, breached))
+
+
+def _observed(rules: Sequence[AlertRule], firing: Firing, breached: Collection[str]) -> Iterator[Observed]:
+    for rule in rules:
+        name, heard = f"{PREFIX}{rule.alert_name}", firing.get(rule.alert_name)
+        if heard is None:
+            verdict = Verdict.UNKNOWN if name in breached else Verdict.OK
+            why = "nothing was heard of it since the operator started" if name in breached else ""
+        else:
+            verdict = Verdict.BREACH if heard.is_firing else Verdict.OK
+            why = f"Alertmanager says that {rule.alert_name} fires" if heard.is_firing else ""
+        yield Observed(
+            name=name,
+            verdict=verdict,
+            action=_ACTIONS[rule.action],
+            blames=rule.mode,
+            is_primary=verdict is Verdict.UNKNOWN,
+            why=why,
+        )
+
+
+_ACTIONS = {
+    AlertAction.STEP_DOWN: Action.STEP_DOWN,
+    AlertAction.LEVEL_0: Action.LEVEL_0,
+    AlertAction.SUSPEND: Action.SUSPEND,
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""Alertmanager sends the year 1 for an alert that has no end yet."""
+
+
+def _is_old(heard: Heard, now: datetime) -> bool:
+    return (now - heard.at).total_seconds() > FORGOTTEN_AFTER_SECONDS
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
