@@ -59,7 +59,7 @@ api: .venv/.synced ## CRDs, chart and operator against a real kube-apiserver
 	@$(RUN) -m pytest -q tests/api tests/helm tests/control_plane
 
 runtime: .venv/.synced ## engine, gateway and preparation with real models
-	@$(RUN) e2e/cluster/packages.py redis-server redis-sentinel redis-cli openssl chromium node
+	@$(RUN) e2e/cluster/packages.py redis-server redis-sentinel redis-cli openssl chromium node prometheus promtool
 	@$(RUN) -m pytest -q tests/runtime
 
 journeys: .venv/.synced ## what users do, on a real cluster

@@ -34,6 +34,14 @@ from console import HarnessError, step
 from paths import IMAGES_FILE
 
 Document = dict[str, Any]
+IMAGE_VALUES = {
+    "operator": "image.operator",
+    "runtime": "image.runtime",
+    "redis": "redis.image",
+    "prometheus": "prometheus.image",
+}
+"""Image -> where the chart's values name it."""
+PUBLIC_IMAGES = {"alertmanager": "prom/alertmanager:v0.28.1"}
 
 
 class CommandError(Exception):
@@ -136,7 +144,7 @@ def connect() -> Cluster:
 
 
 def bring_up(*namespaces: str) -> Cluster:
-    """Models, cluster, images, operator, and a Redis for policies in these namespaces.
+    """Models, cluster, images, operator, a Prometheus, and a Redis for policies in these namespaces.
 
     Idempotent; each step prints what it does and how long it took.
     """
@@ -160,14 +168,26 @@ def model_folders() -> dict[str, Path]:
     return {name: Path(folder) for name, folder in folders.items()} | {"text": TEXTS}
 
 
+def built_images() -> dict[str, str]:
+    """Name and tag of each image that was built last, by what it is of."""
+    images: dict[str, str] = json.loads(IMAGES_FILE.read_text())
+    return images
+
+
+def image_of(part: str) -> str:
+    """The image of a part that the chart doesn't bring; the public one where it wasn't built here."""
+    return built_images().get(part, PUBLIC_IMAGES[part])
+
+
 def install_operator(cluster: Cluster, *namespaces: str) -> str:
     """`helm upgrade --install` of the chart with the images that were built last; returns helm's output.
 
-    Its Redis is there for policies in `namespaces`.
+    Its Redis is there for policies in `namespaces`; its Prometheus scrapes every second.
     """
-    images: dict[str, str] = json.loads(IMAGES_FILE.read_text())
+    images = built_images()
     arguments = ["--set", "redis.enabled=true", "--set", f"redis.urlSecret.namespaces={{{','.join(namespaces)}}}"]
-    for name, where in (("operator", "image.operator"), ("runtime", "image.runtime"), ("redis", "redis.image")):
+    arguments += ["-f", str(REPOSITORY / "e2e" / "monitoring.yaml")]
+    for name, where in IMAGE_VALUES.items():
         if name in images:
             repository, _, tag = images[name].rpartition(":")
             arguments += ["--set-string", f"{where}.repository={repository},{where}.tag={tag}"]

@@ -17,6 +17,7 @@ from rich.table import Table
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
+from control import ControlDemo
 from levels import LevelMeter, Move
 from serving import show_conversation, show_streams
 from stack import (
@@ -98,7 +99,8 @@ async def show(cluster: Cluster, url: str, started: float) -> None:
         await show_refusals(http)
         await show_costs(cluster, http)
     moves, traffic = await move_levels(cluster, url)
-    summary(moves, traffic, time.monotonic() - started, cluster.environment["KUBECONFIG"])
+    saved = await ControlDemo(cluster, console, typed, heading, NAMESPACE, KEY).show(url)
+    summary(moves, traffic, saved, time.monotonic() - started, cluster.environment["KUBECONFIG"])
 
 
 async def show_chat(http: httpx.AsyncClient) -> None:
@@ -212,17 +214,18 @@ async def move_levels(cluster: Cluster, url: str) -> tuple[list[Move], Traffic]:
     return moves, traffic
 
 
-def summary(moves: list[Move], traffic: Traffic, seconds: float, kubeconfig: str) -> None:
+def summary(moves: list[Move], traffic: Traffic, saved: float, seconds: float, kubeconfig: str) -> None:
     table = Table(title="\nWhat happened", show_header=False, title_justify="left")
     table.add_row("level changes", f"{len(moves)}, slowest {max(m.reported_seconds for m in moves):.2f} s")
     table.add_row("streamed chats meanwhile", f"{len(traffic.outcomes)}, failed {len(traffic.failed)}")
+    table.add_row("cost of a request at level 3 against level 0", f"- {100 * saved:.0f} %")
     table.add_row("whole demo", f"{seconds:.0f} s")
     console.print(table)
     for outcome in traffic.failed[:3]:
         console.print(f"[red]{outcome.error}[/]")
     heading("What to try next")
     console.print(f"  export KUBECONFIG={kubeconfig}")
-    typed(f"kubectl get ipol,mvar,pods -n {NAMESPACE}")
+    typed(f"kubectl get ipol,mvar,oticket,pods -n {NAMESPACE}")
     typed(f"kubectl describe ipol {POLICY} -n {NAMESPACE}")
     typed(f".venv/bin/sixfold explain policy {POLICY} -n {NAMESPACE}")
     typed(f"kubectl port-forward -n {NAMESPACE} svc/{POLICY}-gateway 8000")

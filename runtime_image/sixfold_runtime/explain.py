@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sixfold_api.control_status import Verdict
 from sixfold_api.effective import Effective, effective
 from sixfold_api.modes import ModeState
 from sixfold_api.names import GROUP, POLICY_KIND, POLICY_PLURAL, VERSION
@@ -23,10 +24,14 @@ from sixfold_runtime.config import describe
 
 _STYLES = {
     ModeState.ACTIVE: "green",
+    ModeState.CANARY: "cyan",
+    ModeState.SUSPENDED: "red",
     ModeState.BELOW_LEVEL: "yellow",
     ModeState.UNSUPPORTED: "red",
     ModeState.OFF: "dim",
     SetBy.SPEC: "bold",
+    SetBy.TUNED: "cyan",
+    SetBy.SUSPENDED: "red",
     SetBy.LEVEL: "yellow",
     SetBy.DEFAULT: "dim",
 }
@@ -70,6 +75,37 @@ class Explanation:
         rows.append(("effective", "-" if running is None else str(running), "what all ready pods run" + applied))
         return rows
 
+    def held(self) -> list[tuple[str, str, str]]:
+        """What the operator holds against the spec, or tries: (what, value, why)."""
+        if self.status is None:
+            return []
+        rows = [(f"{entry.mode} off", entry.reason, f"since {entry.since}") for entry in self.status.suspended]
+        for entry in self.status.tuned:
+            by = f"ticket {entry.ticket}" if entry.ticket else "AutoApply"
+            rows.append((entry.path, f"{entry.base} -> {entry.value}", f"{by}, since {entry.since}"))
+        if (canary := self.status.canary) is not None:
+            what = canary.tuned.path if canary.tuned else str(canary.mode or f"level {canary.level}")
+            rows.append((f"canary: {what}", f"{canary.percent} %", f"this step since {canary.since}"))
+        for entry in self.status.level.rejected if self.status.level else []:
+            what = entry.path or str(entry.mode or f"level {entry.level}")
+            value = f"rejected {entry.value or ''}".strip()
+            rows.append((what, value, f"{entry.reason}: until the spec or retryToken changes"))
+        return rows
+
+    def signals(self) -> list[tuple[str, str, str]]:
+        """Signals that aren't Ok, worst first; a count of the others."""
+        found = [] if self.status is None else self.status.signals
+        order = {Verdict.BREACH: 0, Verdict.UNKNOWN: 1, Verdict.OK: 2}
+        told = sorted(found, key=lambda entry: (order[entry.verdict], entry.name))
+        return [
+            (entry.name, entry.verdict.value, f"{entry.failures} in a row" * bool(entry.failures)) for entry in told
+        ]
+
+    def history(self) -> list[tuple[str, str, str]]:
+        """The last decisions, newest first."""
+        found = [] if self.status is None else self.status.history
+        return [(entry.at, f"{entry.decision} ({entry.reason})", entry.message) for entry in found]
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -78,6 +114,9 @@ class Explanation:
             "config": self.result.config.to_dict(),
             "modes": [mode.to_dict() for mode in self.modes()],
             "provenance": [row.to_dict() for row in self.result.provenance],
+            "held": [dict(zip(("what", "value", "why"), row, strict=True)) for row in self.held()],
+            "signals": [] if self.status is None else [entry.to_dict() for entry in self.status.signals],
+            "history": [] if self.status is None else [entry.to_dict() for entry in self.status.history],
         }
 
 
@@ -112,7 +151,9 @@ def from_cluster(name: str, namespace: str | None, context: str | None, level: i
         return Explanation(name, namespace, spec, _supposed(spec, level))
     target = status.level.target if status.level is not None else None
     unsupported = {mode.name: mode.reason for mode in status.modes if mode.state is ModeState.UNSUPPORTED}
-    return Explanation(name, namespace, spec, effective(spec, target, unsupported), status)
+    suspended = {entry.mode: f"{entry.reason}, since {entry.since}" for entry in status.suspended}
+    result = effective(spec, target, unsupported, tuned=status.tuned, suspended=suspended)
+    return Explanation(name, namespace, spec, result, status)
 
 
 def _fetch(name: str, namespace: str | None, context: str | None) -> tuple[str, dict[str, Any]]:
@@ -159,6 +200,13 @@ def show(explanation: Explanation, console: Console) -> None:
     console.print(_table("Values", ("spec.", "value", "set by", "why"), rows))
     modes = [(mode.name, _styled(mode.state), escape(mode.reason)) for mode in explanation.modes()]
     console.print(_table("Modes", ("mode", "state", "reason"), modes))
+    for title, columns, found in (
+        ("Held by the operator", ("what", "value", "why"), explanation.held()),
+        ("Signals", ("signal", "verdict", "breaches"), explanation.signals()),
+        ("Last decisions", ("when", "decision", "why"), explanation.history()),
+    ):
+        if found:
+            console.print(_table(title, columns, [tuple(map(escape, row)) for row in found]))
 
 
 def _styled(word: str) -> str:
