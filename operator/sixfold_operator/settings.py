@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -25,5 +26,21 @@ class OperatorSettings(BaseSettings):
     """Objects that are reconciled at the same time."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9400
     """Port of /metrics, /healthz and /readyz; 0 takes a free one."""
+    prometheus_url: Annotated[str, Field(pattern=r"^(https?://[^\s]+)?$")] = ""
+    """Prometheus that signals are read from; empty: nothing is watched, levels move only by hand."""
+    prometheus_timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """How long a query may take."""
+    prometheus_bearer_token_file: Path | None = None
+    """Token for it; read each round."""
+    prometheus_ca_file: Path | None = None
+    """Certificate authorities that vouch for it; absent means the system's."""
+    signals_file: Path | None = None
+    """Further signals and other thresholds of the built-in ones, a YAML or JSON list; read again when it changes."""
+    sinks_file: Path | None = None
+    """Where tickets go beside the cluster, a YAML or JSON list; read again when it changes."""
+    alerts_port: Annotated[int, Field(ge=0, le=65535)] = 9401
+    """Port of the receiver of Alertmanager's webhooks; 0 takes a free one."""
+    alerts_token_file: Path | None = None
+    """Bearer token that senders of alerts must give; absent means no receiver."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is logged."""
