@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from sixfold_operator.control import signals
+from sixfold_operator.settings import OperatorSettings
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "sixfold"
 ON = "--set=prometheus.enabled=true"
@@ -114,6 +115,18 @@ def test_files_are_where_the_environment_says(everything) -> None:
     assert {sink["secretFile"]: sink["name"] for sink in sinks}.keys() == secrets.keys()
     assert sorted(secrets.values()) == ["gh", "hook"]
     assert "secretRef" not in control["sinks.yaml"]
+
+
+def test_the_operator_understands_its_environment(everything, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(everything).items():
+        monkeypatch.setenv(name, value)
+        if name.startswith("SIXFOLD_"):
+            assert name.removeprefix("SIXFOLD_").lower() in OperatorSettings.model_fields
+    settings = OperatorSettings()
+    assert settings.prometheus_url == "http://sixfold-prometheus.sixfold-system.svc:9090"
+    assert settings.prometheus_timeout_seconds == OperatorSettings.model_fields["prometheus_timeout_seconds"].default
+    assert settings.sinks_file == Path("/etc/sixfold/control/sinks.yaml")
+    assert settings.alerts_port == 9401
 
 
 def test_the_operator_understands_the_signals(everything) -> None:
