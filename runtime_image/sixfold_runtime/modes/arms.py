@@ -28,7 +28,7 @@ def arm_of(canary: CanaryConfig | None, key: bytes) -> str:
 
 
 def arm_key(
-    hash_by: HashBy | str, request_id: str, tenant: str, conversation: str, beginning: Iterable[str | Sequence[int]]
+    hash_by: HashBy, request_id: str, tenant: str, conversation: str, beginning: Iterable[str | Sequence[int]]
 ) -> bytes:
     """What a request is told by.
 
