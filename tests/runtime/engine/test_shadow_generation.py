@@ -167,7 +167,8 @@ def offline(folders: dict[str, Path]) -> Callable[[str, list[int], list[int]], t
     @torch.inference_mode()
     def compute(name: str, prompt: list[int], answer: list[int]) -> torch.Tensor:
         if name not in modules:
-            modules[name] = transformers.AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32).eval()
+            module: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
+            modules[name] = module.eval()
         logits: torch.Tensor = modules[name](torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
         return logits.double()
 
