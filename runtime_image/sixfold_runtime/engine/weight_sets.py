@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from sixfold_api.modes import Mode
-from sixfold_api.runtime_config import CANARY, STABLE, EffectiveConfig, RuntimeConfig, ServedModel
+from sixfold_api.runtime_config import RuntimeConfig, ServedModel
 from sixfold_api.scalars import FullWeights
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.generation import GenerationRunner
@@ -24,10 +24,11 @@ from sixfold_runtime.engine.kv_shelf import Shelf
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import Generate, TaskInfo
 from sixfold_runtime.engine.shadow import Shadows
-from sixfold_runtime.engine.shadow_generation import GenerationShadow, ShadowSide
+from sixfold_runtime.engine.shadow_generation import GenerationShadow
 from sixfold_runtime.engine.swap_queue import SwapQueue
 from sixfold_runtime.engine.swap_turn import SwapTurn
 from sixfold_runtime.engine.weight_loader import Facts, Load, Place, WeightLoader
+from sixfold_runtime.engine.weight_routes import WeightRoutes, wanted_weights
 from sixfold_runtime.engine.work import CurrentConfig, Key, Output, arms_in_use
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ class WeightSets:
     Attributes:
         facts: of the model; they don't change with the weights.
         full_weights: Resident or Swap; None where there is but one set.
-        active: name of the weights that new requests get; "" while there are none.
         swap_seconds: how long the last exchange took, from the level's change.
         weights_error: why the weights that the level asks for aren't there.
         is_broken: there are no weights and none are on their way, until the configuration changes.
@@ -77,7 +77,7 @@ class WeightSets:
         self._wake = wake
         self._clock = clock
         self._turn = turn or SwapTurn(wake)
-        shadow = GenerationShadow(Shadows() if shadows is None else shadows, self._level_0)
+        shadow = GenerationShadow(Shadows() if shadows is None else shadows, lambda: self._routes.level_0())
         self._loader = WeightLoader(served, place, config, metrics, wake, shelf, shadow.answered)
         self._load: Load | None = None
         self._is_closing = False  # or running requests finish, so that the weights can go
@@ -88,13 +88,13 @@ class WeightSets:
         self.swap_seconds: float | None = None
         self.full_weights = self._loader.placement()
         both = self.full_weights is FullWeights.RESIDENT
-        loaded, self.weights_error = self._loader.load_first(self._wanted, both)
+        loaded, self.weights_error = self._loader.load_first(wanted_weights(served, config().stable), both)
         if self.weights_error:
             self._failed_config = config()
         self._sets = HeldSets(place.device, metrics, loaded)
-        self.active = self._fallback = loaded[0].name
-        self._routes = self._routes_now()
-        self._sets.enlist(*self._routes)
+        self._fallback = loaded[0].name
+        self._routes = WeightRoutes(served, config, self.full_weights, self._sets, self._fallback)
+        self._sets.enlist(*self._routes.taken)
         assert self._loader.facts is not None
         self.facts: Facts = self._loader.facts
         of_model = metrics.of(served.name)
@@ -102,6 +102,16 @@ class WeightSets:
         self._last_told = self._told()
 
     # -- what there is
+
+    @property
+    def active(self) -> str:
+        """Name of the weights that new requests of the stable arm get; "" while there are none."""
+        return self._routes.active
+
+    @property
+    def shadow_off(self) -> str:
+        """Why answers aren't computed again although the configuration says so; "" where they are."""
+        return self._routes.shadow_off
 
     @property
     def context_tokens(self) -> int:
@@ -133,42 +143,15 @@ class WeightSets:
     def unsupported(self) -> dict[Mode, str]:
         """Modes that are on but don't run, and why."""
         arms, found = arms_in_use(self._config()), dict[Mode, str]()
-        for name in reversed(self._routes):
+        for name in reversed(self._routes.taken):
             if held := self._sets.get(name):
                 found |= held.runner.notes.unsupported
-        if problem := self._why_not_quantized():
+        if problem := self._routes.why_not_quantized(self.weights_error):
             found[Mode.QUANTIZED] = problem
         drafts = any(arm.speculative is not None for arm in arms)
         if drafts and (self._served.draft is None or self._loader.draft_error):
             found[Mode.SPECULATIVE] = self._loader.draft_error or "this pod was started without a draft model"
         return {mode: reason for mode, reason in found.items() if any(arm.is_active(mode) for arm in arms)}
-
-    def _why_not_quantized(self) -> str:
-        """Why requests of an arm that has the mode on get the full weights; "" where none do, or not for long."""
-        quantized, config = self._served.quantized, self._config()
-        if quantized is None:
-            return ""
-        if self._wanted == quantized.name:
-            return self.weights_error if self.active != quantized.name else ""
-        if config.canary is None or self._wanted_by(config.canary.config) != quantized.name:
-            return ""
-        if self.full_weights is FullWeights.RESIDENT:
-            return self.weights_error if quantized.name not in self._sets else ""
-        return (
-            f"the canary of model {self._served.name} gets the stable arm's weights: with fullWeights Swap one set is "
-            "in memory at a time"
-        )
-
-    @property
-    def shadow_off(self) -> str:
-        """Why answers aren't computed again although the configuration says so; "" where they are."""
-        arms = arms_in_use(self._config())
-        if not any(arm.shadow is not None and arm.shadow.sample_rate > 0 for arm in arms) or self._level_0():
-            return ""
-        why = "aren't in memory"
-        if self.full_weights is FullWeights.SWAP:
-            why = "aren't in memory beside the quantised ones (fullWeights Swap)"
-        return f"answers of model {self._served.name} aren't computed again: its full weights, level 0's, {why}"
 
     @property
     def draft_shortened(self) -> str:
@@ -237,7 +220,7 @@ class WeightSets:
 
         Returns whether anything changed that operator and gateways are told.
         """
-        self._sets.adapt(*self._routes)
+        self._sets.adapt(*self._routes.taken)
         self._take_loaded()
         if self._load is None:
             self._follow_level()
@@ -249,57 +232,29 @@ class WeightSets:
         before, self._last_told = self._last_told, self._told()
         return self._last_told != before
 
-    @property
-    def _wanted(self) -> str:
-        """By the stable arm."""
-        return self._wanted_by(self._config().stable)
-
-    def _wanted_by(self, effective: EffectiveConfig) -> str:
-        quantized = self._served.quantized
-        is_quantized = quantized is not None and effective.is_active(Mode.QUANTIZED)
-        return quantized.name if quantized is not None and is_quantized else self._served.name
-
-    def _route(self, arm: str) -> str:
-        """The set that new requests of an arm get: the one that it wants where both are there, else the active one."""
-        wanted = self._wanted_by(self._config().of(arm))
-        return wanted if self.full_weights is FullWeights.RESIDENT and wanted in self._sets else self.active
-
-    def _routes_now(self) -> tuple[str, str]:
-        return self._route(STABLE), self._route(CANARY)
-
     def _runner_of(self, request: Generate) -> GenerationRunner:
-        held = self._sets.get(self._route(request.arm))
+        held = self._sets.get(self._routes.of(request.arm))
         assert held is not None, "without active weights new requests wait"
         return held.runner
 
-    def _level_0(self) -> ShadowSide | None:
-        """The full weights, where they are in memory whatever the level is."""
-        if self.full_weights is FullWeights.SWAP:
-            return None
-        return held.side if (held := self._sets.get(self._served.name)) else None
-
     def _follow_canary(self) -> None:
         """Where both sets are to be there and the other one isn't yet, the canary's requests get it when it is."""
-        config = self._config()
-        if self.full_weights is not FullWeights.RESIDENT or config.canary is None or self._failed_config is config:
-            return
-        wanted = self._wanted_by(config.canary.config)
-        if wanted not in self._sets:
+        missing, config = self._routes.missing, self._config()
+        if missing and self._failed_config is not config:
             self._load_config = config
-            self._start(wanted)
+            self._start(missing)
 
     def _reroute(self) -> None:
         """Requests that have not begun go to the set that their arm gets now."""
-        before, self._routes = self._routes, self._routes_now()
-        if self._routes == before or self.is_swapping:
+        if not self._routes.follow() or self.is_swapping:
             return
         for held in self._sets:
             self._queue.put_first(held.runner.withdraw())
-        self._sets.enlist(*self._routes)
+        self._sets.enlist(*self._routes.taken)
         self._open()
 
     def _follow_level(self) -> None:
-        wanted = self._wanted
+        wanted = self._routes.wanted
         if wanted == self.active or self._failed_config is self._config():
             if self._failed_config is not self._config():
                 self.weights_error = ""
@@ -317,7 +272,7 @@ class WeightSets:
         elif self._is_closing or self._turn.ask():
             self._close(held)
             if held.is_idle:
-                self._fallback, self.active = held.name, ""
+                self._fallback, self._routes.active = held.name, ""
                 del held  # or its weights stay in memory
                 self._sets.release([self._fallback])
                 self._load_config = self._config()
@@ -344,9 +299,9 @@ class WeightSets:
             self._take_failure(load)
         else:
             self._sets.add(load.result)
-            if load.name == self._wanted:
+            if load.name == self._routes.wanted:
                 self._exchanged(load.name)
-            if load.name == self._wanted or not self.active:
+            if load.name == self._routes.wanted or not self.active:
                 self._activate(load.name)
         if self._load is load:
             self._load = None
@@ -378,7 +333,7 @@ class WeightSets:
     def _activate(self, name: str) -> None:
         """New requests get these weights from now on, and so do those that have not begun."""
         self._asked_seconds = None
-        self.active = name
+        self._routes.active = name
         self._is_closing = False
         self._reroute()
         self._open()
