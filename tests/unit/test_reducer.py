@@ -92,6 +92,8 @@ def test_unknown_keeps_the_count_and_ok_ends_it() -> None:
     assert loop.target == 3
     loop.tick(latency(BREACH))
     assert loop.target == 2
+    loop = Loop().tick(latency(BREACH)).tick(latency(UNKNOWN), times=50).tick(latency(BREACH))
+    assert loop.target == 3
     loop = Loop().tick(latency(BREACH), times=2).tick(latency(OK)).tick(latency(BREACH), times=2)
     assert loop.target == 3
 

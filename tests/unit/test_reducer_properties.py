@@ -41,10 +41,18 @@ SIGNALS = (
     Observed("WastedFlops", Verdict.OK, kind=SignalKind.WASTE),
 )
 VERDICTS = st.sampled_from(Verdict)
+
+
+def all_but(index: int, verdict: Verdict) -> tuple[Verdict, ...]:
+    return tuple(verdict if index == i else Verdict.OK for i in range(len(SIGNALS)))
+
+
+INDICES = st.integers(0, len(SIGNALS) - 1)
 LOOKS = st.one_of(
-    st.tuples(
-        *(st.sampled_from((Verdict.OK, Verdict.OK, Verdict.OK, Verdict.BREACH, Verdict.UNKNOWN)),) * len(SIGNALS)
-    ),
+    st.just((Verdict.OK,) * len(SIGNALS)),
+    st.builds(all_but, INDICES, st.just(Verdict.BREACH)),
+    st.builds(all_but, INDICES, VERDICTS),
+    st.just((Verdict.UNKNOWN,) * len(SIGNALS)),
     st.tuples(*(VERDICTS,) * len(SIGNALS)),
 )
 JUDGEMENTS = st.none() | st.builds(CanaryJudgement, VERDICTS, st.integers(0, 100), st.just("figures"))
@@ -105,6 +113,7 @@ class Policy(RuleBasedStateMachine):
     def begin(self, view: View) -> None:
         self.view, self.state, self.now = view, State(), START
         self.changed_at: datetime | None = None
+        self.runs = dict.fromkeys((signal.name for signal in SIGNALS), 0)
         self.look((Verdict.OK,) * len(SIGNALS), None, False)
 
     @rule(verdicts=LOOKS, judgement=JUDGEMENTS, restart=st.booleans())
@@ -117,13 +126,23 @@ class Policy(RuleBasedStateMachine):
         self.state = restarted(outcome.state, outcome.decisions) if restart else outcome.state
         if is_first:
             return
+        self.count(observed)
         old, new = stable(before, self.view), stable(self.state, self.view)
+        if old[1] - new[1] or old[0] > new[0]:  # downwards: a run of breaches, and a breach now
+            full = [name for name, run in self.runs.items() if run >= self.view.timing.failure_limit]
+            assert any(item.name in full and item.verdict is Verdict.BREACH for item in observed)
         if old != new:
             self.check_change(old, new, outcome.decisions)
         if all(verdict is Verdict.UNKNOWN for verdict in verdicts) and (
             judgement is None or judgement.verdict is Verdict.UNKNOWN
         ):
             assert old == new and before.canary == self.state.canary and outcome.decisions == ()
+
+    def count(self, observed: Sequence[Observed]) -> None:
+        """Breaches since the last Ok: Unknown is neither."""
+        for item in observed:
+            if item.verdict is not Verdict.UNKNOWN:
+                self.runs[item.name] = self.runs[item.name] + 1 if item.verdict is Verdict.BREACH else 0
 
     def check_change(
         self,
@@ -239,15 +258,15 @@ def test_observe_changes_nothing(looks: list[Sequence[Verdict]], view: View) -> 
     assert (state.level, state.suspended, state.canary) == (first.level, first.suspended, first.canary)
 
 
-@given(st.lists(LOOKS, min_size=20, max_size=60), VIEWS)
-@settings(max_examples=60, deadline=None)
+@given(st.lists(LOOKS, min_size=10, max_size=60), VIEWS)
+@settings(max_examples=100, deadline=None)
 def test_no_subject_is_left_a_third_time_within_the_window(looks: list[Sequence[Verdict]], view: View) -> None:
     """The bound of flapping: twice within rejectWindow, whatever is observed."""
     timing = replace(view.timing, cooldown=0, recover_after=0, reject_window=1e6, failure_limit=1, initial_delay=0)
     view = replace(view, timing=timing, enforce=True, ready_since=START, canary=None)
     state = decide(State(), view, (), None, START).state
     left: dict[str, int] = {}
-    for index, verdicts in enumerate(looks * 3):
+    for index, verdicts in enumerate(looks * 4):
         outcome = decide(state, view, seen(verdicts), None, START + timedelta(seconds=30 * index))
         new = [record.subject for record in outcome.state.control.breaches[len(state.control.breaches) :]]
         for subject in new:

@@ -75,7 +75,7 @@ def judge(
 
 
 def wilson(successes: float, trials: float, z: float = ONE_SIDED_95) -> tuple[float, float]:
-    """Lower and upper bound of a proportion (Wilson 1927); (0, 1) without trials. Less than one is none: rates aren't whole."""
+    """Lower and upper bound of a proportion (Wilson 1927); (0, 1) where there is no whole trial."""
     if not trials >= 1:
         return 0.0, 1.0
     share = min(max(successes / trials, 0.0), 1.0)
