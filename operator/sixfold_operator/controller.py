@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from sixfold_api.names import POLICY_KIND, POLICY_LABEL, VARIANT_KIND, VARIANT_LABEL
+from sixfold_api.names import POLICY_KIND, POLICY_LABEL, TICKET_KIND, VARIANT_KIND, VARIANT_LABEL
 from sixfold_operator import metrics
 from sixfold_operator.builders.common import MANAGED_BY, MANAGED_BY_LABEL, Manifest
 from sixfold_operator.cache import Cache
@@ -17,9 +17,11 @@ from sixfold_operator.kube import ApiError, Kube
 from sixfold_operator.pod_states import PodStates
 from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Clock, Context
+from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
 from sixfold_operator.settings import OperatorSettings
+from sixfold_operator.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ STALE_TICK_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 60.0
 STALLED_SECONDS = 2 * RECONCILE_TIMEOUT_SECONDS
 RESYNC = "Resync"
-CHILD_KINDS = ("ConfigMap", "Service", "Deployment", "Job", "Pod")
+CHILD_KINDS = ("ConfigMap", "Service", "Deployment", "Job", "Pod", TICKET_KIND)
 WATCHED_KINDS = (VARIANT_KIND, POLICY_KIND, *CHILD_KINDS)
 CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 
@@ -73,7 +75,8 @@ class Controller:
         self._pod_states = PodStates()
         children = Children(kube, self._cache)
         self._context = Context(settings, kube, self._cache, children, self._pod_states, self._clock)
-        self._policies = PolicyReconciler(self._context)
+        self._watch = Watch(settings, self._cache, self._wake_policy, self._clock)
+        self._policies = PolicyReconciler(self._context, Decider(self._watch.watched, self._clock))
         self._queue: KeyedQueue[Key] = KeyedQueue()
         self._workers = Workers(self._queue, self.handle, settings.workers, self._clock.monotonic)
         self._last_tick_seconds = self._clock.monotonic()
@@ -88,11 +91,15 @@ class Controller:
             asyncio.create_task(self._workers.run(), name="workers"),
             asyncio.create_task(self._tick(), name="tick"),
         ]
+        await self._watch.start()
+        if self._watch.task is not None:
+            self._tasks.append(self._watch.task)
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._watch.stop()
         await self._pod_states.close()
         await self._kube.close()
 
@@ -147,6 +154,9 @@ class Controller:
             metrics.MISSED_EVENTS.labels(kind).inc(missed)
         self._enqueue_all()
         return None
+
+    def _wake_policy(self, namespace: str, name: str) -> None:
+        self._workers.enqueue(Key(POLICY_KIND, namespace, name))
 
     def _wake(self, manifest: Manifest) -> None:
         for key in self._concerned(manifest):

@@ -13,7 +13,15 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from sixfold_api.names import API_VERSION, POLICY_KIND, POLICY_PLURAL, VARIANT_KIND, VARIANT_PLURAL
+from sixfold_api.names import (
+    API_VERSION,
+    POLICY_KIND,
+    POLICY_PLURAL,
+    TICKET_KIND,
+    TICKET_PLURAL,
+    VARIANT_KIND,
+    VARIANT_PLURAL,
+)
 from sixfold_operator import metrics
 
 Manifest = dict[str, Any]
@@ -25,6 +33,7 @@ PAGE_ITEMS = 500
 RESOURCES: dict[str, tuple[str, str]] = {
     POLICY_KIND: (API_VERSION, POLICY_PLURAL),
     VARIANT_KIND: (API_VERSION, VARIANT_PLURAL),
+    TICKET_KIND: (API_VERSION, TICKET_PLURAL),
     "Deployment": ("apps/v1", "deployments"),
     "Job": ("batch/v1", "jobs"),
     "Service": ("v1", "services"),

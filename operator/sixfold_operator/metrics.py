@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from sixfold_api.control_status import Verdict
+from sixfold_operator.control.model import Observed
 
 RECONCILES = Counter("sixfold_operator_reconciles", "Reconciles by kind and result (ok, error)", ["kind", "result"])
 RECONCILE_SECONDS = Histogram(
@@ -37,3 +42,38 @@ ALERTS = Counter(
     "Alerts that the receiver got: taken, repeated, unlisted, unknown_policy, malformed or unauthorized",
     ["result"],
 )
+PROMETHEUS_SECONDS = Histogram(
+    "sixfold_operator_prometheus_seconds",
+    "Seconds of asking Prometheus for every signal",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+PROMETHEUS_UP = Gauge("sixfold_operator_prometheus_up", "Whether Prometheus answered any query of the last round")
+_SIGNAL = ["namespace", "policy", "signal"]
+SIGNAL_VALUE = Gauge("sixfold_operator_signal_value", "Value of a signal as it was judged last", _SIGNAL)
+SIGNAL_VERDICT = Gauge("sixfold_operator_signal_verdict", "0 is Ok, 1 Breach, -1 Unknown", _SIGNAL)
+TICKETS = Gauge("sixfold_operator_tickets", "Tickets by phase", ["namespace", "policy", "phase"])
+COST_PER_HOUR = Gauge(
+    "sixfold_cost_per_hour", "What a pod costs an hour, as the policy says", ["namespace", "policy", "component"]
+)
+_VERDICTS = {Verdict.OK: 0, Verdict.BREACH: 1, Verdict.UNKNOWN: -1}
+_OF_A_POLICY: tuple[Gauge, ...] = (POLICY_LEVEL, POLICY_CEILING, SIGNAL_VALUE, SIGNAL_VERDICT, TICKETS, COST_PER_HOUR)
+
+
+def watched(place: tuple[str, str], observed: Iterable[Observed]) -> None:
+    """Signals of a policy as they were judged now."""
+    for entry in observed:
+        SIGNAL_VERDICT.labels(*place, entry.name).set(_VERDICTS[entry.verdict])
+        if entry.value is not None:
+            SIGNAL_VALUE.labels(*place, entry.name).set(entry.value)
+
+
+def costs(place: tuple[str, str], by_component: Mapping[str, float]) -> None:
+    """What a policy says that its pods cost."""
+    for component, cost in by_component.items():
+        COST_PER_HOUR.labels(*place, component).set(cost)
+
+
+def forget(namespace: str, policy: str) -> None:
+    """The policy is gone, and its series with it."""
+    for gauge in _OF_A_POLICY:
+        gauge.remove_by_labels({"namespace": namespace, "policy": policy})

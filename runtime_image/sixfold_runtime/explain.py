@@ -86,10 +86,10 @@ class Explanation:
         if (canary := self.status.canary) is not None:
             what = canary.tuned.path if canary.tuned else str(canary.mode or f"level {canary.level}")
             rows.append((f"canary: {what}", f"{canary.percent} %", f"this step since {canary.since}"))
-        for entry in self.status.level.rejected if self.status.level else []:
-            what = entry.path or str(entry.mode or f"level {entry.level}")
-            value = f"rejected {entry.value or ''}".strip()
-            rows.append((what, value, f"{entry.reason}: until the spec or retryToken changes"))
+        for rejection in self.status.level.rejected if self.status.level else []:
+            what = rejection.path or str(rejection.mode or f"level {rejection.level}")
+            value = f"rejected {rejection.value or ''}".strip()
+            rows.append((what, value, f"{rejection.reason}: until the spec or retryToken changes"))
         return rows
 
     def signals(self) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from sixfold_operator.kube import Kube
 from sixfold_operator.pod_states import PodStates
 from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decider
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
 from sixfold_operator.settings import OperatorSettings
@@ -53,7 +54,7 @@ async def reconcile_all(kube: CountedKube, namespace: str) -> None:
     states = PodStates()
     settings = OperatorSettings(runtime_image="registry.example/runtime:1")
     context = Context(settings, kube, cache, Children(kube, cache), states)  # type: ignore[arg-type]
-    policies = PolicyReconciler(context)
+    policies = PolicyReconciler(context, Decider(NOTHING_WATCHED, context.clock))
     try:
         for _ in range(2):
             await reconcile_variant(context, namespace, "chat", lambda _: None)

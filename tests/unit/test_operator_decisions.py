@@ -21,6 +21,8 @@ from sixfold_operator.cache import Cache
 from sixfold_operator.controller import tags
 from sixfold_operator.reconcile.children import covers, has_drifted
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
+from sixfold_operator.reconcile.context import Clock
+from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decided, Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import build_status, notes
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status, pod_problem
@@ -30,6 +32,12 @@ from sixfold_operator.reconcile.variant_plan import plan, size_text
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 READY = {"type": "Ready", "status": "True"}
+
+
+def decided(spec: InferencePolicySpec) -> Decided:
+    """What the spec alone says, where nothing is watched."""
+    policy = {"metadata": {"name": "bot", "namespace": "n", "generation": 1}}
+    return Decider(NOTHING_WATCHED, Clock(now=lambda: NOW)).decide(policy, spec, {}, lambda _: None)
 
 
 def pod(name: str = "p", **status: Any) -> dict[str, Any]:
@@ -280,6 +288,7 @@ def test_a_gateway_that_lets_nobody_in_is_not_ready(tenants: int | None, ready: 
     findings = Findings(
         policy={"metadata": {"name": "bot", "namespace": "n", "generation": 1}},
         spec=spec,
+        decided=decided(spec),
         effective=effective(spec),
         reach=reach([], {}, 0),
         variants=Verdict(True, "Ready", ""),
@@ -305,6 +314,7 @@ def test_pods_that_go_without_redis_tell() -> None:
         return Findings(
             policy={"metadata": {"name": "bot", "namespace": "n", "generation": 1}},
             spec=spec,
+            decided=decided(spec),
             effective=effective(spec),
             reach=reach([], {}, 0),
             variants=Verdict(True, "Ready", ""),

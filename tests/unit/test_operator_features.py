@@ -17,6 +17,8 @@ from sixfold_api.subgraphs import SliceSpec
 from sixfold_api.variant import ModelVariantSpec
 from sixfold_operator.builders.job import Inputs, claims, preparation_job
 from sixfold_operator.reconcile.config_rollout import reach
+from sixfold_operator.reconcile.context import Clock
+from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decided, Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import build_status, notes
 from sixfold_operator.reconcile.policy_weights import weights_under_way
@@ -69,6 +71,12 @@ EXITING: dict[str, Any] = {
         {"name": "old"},
     ],
 }
+
+
+def decided(spec: InferencePolicySpec) -> Decided:
+    """What the spec alone says, where nothing is watched."""
+    policy = {"metadata": {"name": "bot", "namespace": "n", "generation": 1}}
+    return Decider(NOTHING_WATCHED, Clock(now=lambda: NOW)).decide(policy, spec, {}, lambda _: None)
 
 
 def variant(name: str = "intent", task: str = "Classification", /, **fields: Any) -> dict[str, Any]:
@@ -304,6 +312,7 @@ def findings(policy: InferencePolicySpec, result: Served, *states: PodState) -> 
     return Findings(
         policy={"metadata": {"name": "bot", "namespace": "n", "generation": 1}},
         spec=policy,
+        decided=decided(policy),
         effective=effective(policy, unsupported=result.unsupported),
         reach=reach([], {}, 0),
         variants=result.verdict,

@@ -16,6 +16,8 @@ from sixfold_api.scalars import FullWeights
 from sixfold_api.variant import ModelVariantSpec
 from sixfold_operator.builders.job import Inputs
 from sixfold_operator.reconcile.config_rollout import reach
+from sixfold_operator.reconcile.context import Clock
+from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decided, Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.inputs import find_inputs
 from sixfold_operator.reconcile.policy_status import build_status, notes
@@ -55,6 +57,12 @@ QUANTISED = {
     "artifact": {"claimName": "models"},
 }
 DRAFTING = {"draftFor": {"name": "chat"}, "evaluation": TEXT}
+
+
+def decided(spec: InferencePolicySpec) -> Decided:
+    """What the spec alone says, where nothing is watched."""
+    policy = {"metadata": {"name": "bot", "namespace": "n", "generation": 1}}
+    return Decider(NOTHING_WATCHED, Clock(now=lambda: NOW)).decide(policy, spec, {}, lambda _: None)
 
 
 def variant(name: str, ready: str = "True", reason: str = "Prepared", /, **fields: Any) -> dict[str, Any]:
@@ -281,6 +289,7 @@ def findings(policy: InferencePolicySpec, *states: PodState) -> Findings:
     return Findings(
         policy={"metadata": {"name": "bot", "namespace": "n", "generation": 1}},
         spec=policy,
+        decided=decided(policy),
         effective=effective(policy),
         reach=reach([], {}, 0),
         variants=Verdict(True, "Ready", ""),

@@ -7,7 +7,7 @@ from typing import Any
 
 from sixfold_api.effective import Effective
 from sixfold_api.names import CONFIG_KEY, POLICY_LABEL, config_map_name
-from sixfold_api.runtime_config import RuntimeConfig
+from sixfold_api.runtime_config import CanaryConfig, RuntimeConfig
 from sixfold_operator.builders.common import Manifest, child
 
 
@@ -26,12 +26,18 @@ def current_sequence(config_map: Manifest | None) -> int:
     return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) and sequence > 0 else 0
 
 
-def next_config(effective: Effective, config_map: Manifest | None, last_sequence: int, unix_ms: int) -> RuntimeConfig:
+def next_config(
+    effective: Effective,
+    config_map: Manifest | None,
+    last_sequence: int,
+    unix_ms: int,
+    canary: CanaryConfig | None = None,
+) -> RuntimeConfig:
     """What the ConfigMap has to hold. The sequence stays while the content does, else it is
     max(last + 1, unix milliseconds), where last is also what the status remembers: a ConfigMap that was deleted
     must not take pods back."""
     sequence = current_sequence(config_map)
-    kept = RuntimeConfig(sequence=sequence, stable=effective.config, provenance=effective.provenance)
+    kept = RuntimeConfig(sequence=sequence, stable=effective.config, canary=canary, provenance=effective.provenance)
     if sequence >= max(1, last_sequence) and kept.to_dict() == current_config(config_map):
         return kept
     return kept.model_copy(update={"sequence": max(sequence + 1, last_sequence + 1, unix_ms)})

@@ -10,7 +10,7 @@ from typing import Any
 
 import kopf
 
-from sixfold_api.names import API_VERSION, GROUP, POLICY_KIND, VARIANT_KIND
+from sixfold_api.names import API_VERSION, GROUP, POLICY_KIND, TICKET_KIND, TICKET_PLURAL, VARIANT_KIND, VERSION
 from sixfold_operator import health
 from sixfold_operator.controller import CHILD_SELECTOR, Controller
 from sixfold_operator.kube import FIELD_MANAGER, ApiError, Kube
@@ -67,14 +67,15 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21) + (30,) * 20
     for kind in ("pods", "services", "configmaps"):
         settings.watching.label_selectors["", "v1", kind] = CHILD_SELECTOR
+    settings.watching.label_selectors[GROUP, VERSION, TICKET_PLURAL] = CHILD_SELECTOR
     settings.watching.label_selectors["apps", "v1", "deployments"] = CHILD_SELECTOR
     settings.watching.label_selectors["batch", "v1", "jobs"] = CHILD_SELECTOR
 
 
 async def _begin(kube: Kube, controller: Controller) -> None:
-    """Start the controller once the API answers and serves both kinds: the chart may start this pod before its
+    """Start the controller once the API answers and serves all kinds: the chart may start this pod before its
     CRDs are there, and kopf would then watch nothing, for ever."""
-    wanted = {POLICY_KIND, VARIANT_KIND}
+    wanted = {POLICY_KIND, VARIANT_KIND, TICKET_KIND}
     while True:
         try:
             missing = wanted - await kube.serves(API_VERSION)

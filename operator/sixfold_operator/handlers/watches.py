@@ -6,11 +6,12 @@ from typing import Any
 
 import kopf
 
-from sixfold_api.names import GROUP, POLICY_PLURAL, VARIANT_PLURAL, VERSION
+from sixfold_api.names import GROUP, POLICY_PLURAL, TICKET_PLURAL, VARIANT_PLURAL, VERSION
 
 
 @kopf.on.event(GROUP, VERSION, POLICY_PLURAL)
 @kopf.on.event(GROUP, VERSION, VARIANT_PLURAL)
+@kopf.on.event(GROUP, VERSION, TICKET_PLURAL)
 @kopf.on.event("", "v1", "pods")
 @kopf.on.event("", "v1", "services")
 @kopf.on.event("", "v1", "configmaps")

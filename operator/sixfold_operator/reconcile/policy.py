@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge
-from sixfold_api.effective import effective
+from sixfold_api.effective import Effective, effective
 from sixfold_api.kv_reuse import KVStore
 from sixfold_api.names import (
     CLASSIFIER,
@@ -23,18 +23,22 @@ from sixfold_api.names import (
     config_map_name,
 )
 from sixfold_api.policy import EngineSpec, InferencePolicySpec, InferencePolicyStatus
+from sixfold_api.runtime_config import CanaryConfig
 from sixfold_operator import metrics
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
 from sixfold_operator.builders.workload import components, engine_deployment, gateway_deployment, service
+from sixfold_operator.control.levels import ArmInputs, effective_inputs
+from sixfold_operator.control.view import remembered
 from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
+from sixfold_operator.reconcile.decisions import Decided, Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import (
-    LEVEL_REASON,
     build_status,
+    decision_notes,
     locked_out,
     notes,
     parts_not_found,
@@ -48,6 +52,8 @@ from sixfold_operator.reconcile.status_writer import transition_notes, write_sta
 ASK_AGAIN_SECONDS = 10.0
 """How often pods are asked that aren't ready, miss something, or share a Redis."""
 REFUSED_RETRY_SECONDS = 10.0
+SPEC = "Spec"
+"""Reason of decisions that follow from the spec, and will again."""
 
 
 @dataclass
@@ -61,8 +67,9 @@ class Progress:
 
 
 class PolicyReconciler:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, decider: Decider) -> None:
         self._context = context
+        self._decider = decider
         self._progress: dict[tuple[str, str], Progress] = {}
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -77,6 +84,7 @@ class PolicyReconciler:
             await self._write_invalid(policy, error)
             return None
         findings, loads = self._observe(policy, spec)
+        await self._record(findings)
         # The level first: it must reach the pods even if nothing else can be done.
         sequence, just_written = await self._write_config(findings)
         if just_written:
@@ -97,20 +105,46 @@ class PolicyReconciler:
             part: cache.get("Deployment", namespace, component_name(name, part))
             for part in (GATEWAY, ENGINE, CLASSIFIER)
         }
-        served = resolve(spec, lambda variant: cache.get(VARIANT_KIND, namespace, variant))
+
+        def variant(variant_name: str) -> Manifest | None:
+            return cache.get(VARIANT_KIND, namespace, variant_name)
+
+        served = resolve(spec, variant)
+        decided = self._decider.decide(policy, spec, served.unsupported, variant)
+        stable, canary = effective_inputs(decided.state, decided.view)
+
+        def of(arm: ArmInputs) -> Effective:
+            return effective(spec, arm.target, served.unsupported, tuned=arm.tuned, suspended=arm.suspended)
+
+        found = of(stable)
         findings = Findings(
             policy=policy,
             spec=spec,
-            effective=effective(spec, unsupported=served.unsupported),
+            effective=found,
             reach=reach([], {}, 0),
             variants=served.verdict,
             deployments=deployments,
             pods=pods,
             states={},
+            decided=replace(decided, state=replace(decided.state, tuned=found.tuned)),
+            canary=None if canary is None else _canary(spec, decided, of(canary)),
             warnings=served.warnings,
             missing_tasks=served.missing_tasks,
         )
         return findings, served.loads
+
+    async def _record(self, findings: Findings) -> None:
+        """The operator's own decisions stand in the status before anything follows from them: one that dies in
+        between goes on from there."""
+        state, decisions = findings.decided.state, findings.decided.decisions
+        if not any(entry.reason != SPEC for entry in decisions):
+            return
+        policy = findings.policy
+        status = remembered(last_status(InferencePolicyStatus, policy), state, decisions)
+        await write_status(self._context, policy, status, decision_notes(decisions))
+        place = policy["metadata"]["namespace"], policy["metadata"]["name"]
+        findings.policy = self._context.cache.get(POLICY_KIND, *place) or policy
+        findings.decided = replace(findings.decided, decisions=(), recorded=decisions)
 
     async def _write_config(self, findings: Findings) -> tuple[int, bool]:
         """Sequence of the configuration in the ConfigMap (0 if it couldn't be written), and whether it is new."""
@@ -119,7 +153,7 @@ class PolicyReconciler:
         before = last_status(InferencePolicyStatus, policy)
         last = before.config.sequence if before.config else 0
         unix_ms = int(self._context.clock.now().timestamp() * 1000)
-        config = next_config(findings.effective, live, last, unix_ms)
+        config = next_config(findings.effective, live, last, unix_ms, findings.canary)
         if await self._try(findings, self._context.children.ensure(config_map(policy, config))) is None:
             return 0, False
         just_written = config.sequence != current_sequence(live)
@@ -216,7 +250,10 @@ class PolicyReconciler:
     def _again_seconds(self, findings: Findings, sequence: int) -> float | None:
         """The shortest of: pods lag or don't answer, come up, change weights, may lose their Redis; something stands
         in the way."""
-        waits = []
+        metadata, waits = findings.policy["metadata"], []
+        look = self._decider.again_seconds(metadata["namespace"], metadata["name"], findings.decided.view)
+        if look is not None:
+            waits.append(look)
         if sequence and not findings.reach.complete:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
@@ -235,13 +272,14 @@ class PolicyReconciler:
         policy = findings.policy
         status = build_status(findings, self._context.clock.now())
         before = last_status(InferencePolicyStatus, policy)
-        await write_status(self._context, policy, status, notes(before, status))
-        target = findings.effective.config.level
+        await write_status(self._context, policy, status, notes(before, status, findings.decided.decisions))
+        for decision in (*findings.decided.recorded, *findings.decided.decisions):
+            metrics.DECISIONS.labels(decision.decision, decision.reason).inc()
         place = policy["metadata"]["namespace"], policy["metadata"]["name"]
-        metrics.POLICY_LEVEL.labels(*place).set(target)
+        metrics.POLICY_LEVEL.labels(*place).set(findings.effective.config.level)
         metrics.POLICY_CEILING.labels(*place).set(findings.spec.rollback_level)
-        if before.level is None or before.level.target != target:
-            metrics.LEVEL_DECISIONS.labels(LEVEL_REASON).inc()
+        metrics.watched(place, findings.decided.observed)
+        metrics.costs(place, _costs(findings.spec))
 
     async def _write_invalid(self, policy: Manifest, error: ValidationError) -> None:
         """A stored spec that this version can't read: an older operator beside newer CRDs."""
@@ -260,9 +298,22 @@ class PolicyReconciler:
         await write_status(self._context, policy, status, transition_notes(before.conditions, conditions, ("Ready",)))
 
     def _forget(self, namespace: str, name: str) -> None:
+        self._decider.forget(namespace, name)
         if self._progress.pop((namespace, name), None) is not None:
-            metrics.POLICY_LEVEL.remove(namespace, name)
-            metrics.POLICY_CEILING.remove(namespace, name)
+            metrics.forget(namespace, name)
+
+
+def _canary(spec: InferencePolicySpec, decided: Decided, found: Effective) -> CanaryConfig | None:
+    canary = decided.state.canary
+    if canary is None or spec.canary is None:
+        return None
+    return CanaryConfig(percent=canary.percent, hash_by=spec.canary.hash_by, config=found.config)
+
+
+def _costs(spec: InferencePolicySpec) -> dict[str, float]:
+    """Component -> cost of a pod an hour, where the spec says it."""
+    engines = {ENGINE: spec.engine, CLASSIFIER: spec.classification.engine if spec.classification else None}
+    return {part: float(engine.cost_per_hour) for part, engine in engines.items() if engine and engine.cost_per_hour}
 
 
 def _shares_redis(findings: Findings) -> bool:

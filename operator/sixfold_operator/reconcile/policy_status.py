@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from datetime import datetime
 
-from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
-from sixfold_api.control_status import LevelStatus
+from sixfold_api.conditions import Condition, ConditionStatus, merge
+from sixfold_api.control_status import HistoryEntry
 from sixfold_api.effective import NOTHING_STREAMS
 from sixfold_api.modes import Mode, ModeState
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import EngineStatus, InferencePolicyStatus, ModeStatus
-from sixfold_api.runtime_config import PodState
 from sixfold_operator.builders.common import selector
 from sixfold_operator.builders.workload import components
+from sixfold_operator.control.view import remembered
 from sixfold_operator.reconcile.findings import Findings
+from sixfold_operator.reconcile.loop_conditions import loop_conditions, rolled_back, signals_unknown
 from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, slices_failed, weights_failed
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
 from sixfold_operator.reconcile.status_writer import ALARMS, Note, transition_notes
 
-LEVEL_REASON = "Spec"
 NOTED = ("Ready", "VariantsReady", *ALARMS)
 OPEN_GATEWAY = "spec.gateway.apiKeysSecretRef is not set: whoever reaches the gateway may use it"
 
@@ -39,26 +39,42 @@ def workload_verdict(findings: Findings) -> Verdict:
 def build_status(findings: Findings, now: datetime) -> InferencePolicyStatus:
     """The whole status; what can't be known now keeps its last value where the API says so."""
     before = last_status(InferencePolicyStatus, findings.policy)
-    target = findings.effective.config.level
-    since = before.level.since if before.level and before.level.target == target else timestamp(now)
     level = findings.reach.level
-    return InferencePolicyStatus(
+    status = InferencePolicyStatus(
         observed_generation=findings.policy["metadata"]["generation"],
         effective_level=before.effective_level if level is None else level,
-        level=LevelStatus(target=target, reason=LEVEL_REASON, since=since),
-        modes=[_mode(mode, findings.states) for mode in findings.effective.modes],
+        modes=[_mode(mode, findings) for mode in findings.effective.modes],
         config=findings.reach.status,
         engine=_engine(findings, before.engine),
+        history=before.history,
         conditions=merge(before.conditions, _conditions(findings), now),
     )
+    return remembered(status, findings.decided.state, findings.decided.decisions)
 
 
-def notes(before: InferencePolicyStatus, after: InferencePolicyStatus) -> list[Note]:
-    """What people should hear of: level decisions, modes that can't run, the conditions of NOTED when they change."""
-    result = []
-    if after.level is not None and (before.level is None or before.level.target != after.level.target):
-        was = "" if before.level is None else f" (it was {before.level.target})"
-        result.append(Note("LevelChanged", f"The level is {after.level.target}{was}: spec.rollbackLevel says so"))
+def decision_notes(decisions: Iterable[HistoryEntry]) -> list[Note]:
+    """An Event for each decision; those that take something away are warnings."""
+    return [
+        Note(
+            entry.decision,
+            f"{entry.reason}: {entry.message}" if entry.reason != "Spec" else entry.message,
+            _warns(entry),
+        )
+        for entry in decisions
+    ]
+
+
+def _warns(entry: HistoryEntry) -> bool:
+    if entry.decision in ("ModeSuspended", "Rejected", "CanaryRejected", "Observed"):
+        return True
+    return entry.decision == "LevelChanged" and entry.reason not in ("Spec", "Recovered", "RetryToken")
+
+
+def notes(
+    before: InferencePolicyStatus, after: InferencePolicyStatus, decisions: Iterable[HistoryEntry] = ()
+) -> list[Note]:
+    """What people should hear of: decisions, modes that can't run, the conditions of NOTED when they change."""
+    result = decision_notes(decisions)
     rejected = [entry for entry in after.conditions if entry.reason == "ConfigRejected"]
     result += transition_notes(before.conditions, after.conditions, NOTED)
     result += transition_notes(before.conditions, rejected, ("ConfigApplied",))
@@ -116,11 +132,15 @@ def _conditions(findings: Findings) -> list[Condition]:
         "DraftShortened": draft_shortened(findings),
         "KVReuseDegraded": _kv_reuse_degraded(findings),
         "PartsNotFound": parts_not_found(findings),
+        "RolledBack": rolled_back(findings),
+        "SignalsUnknown": signals_unknown(findings),
         **findings.warnings,
     }
     for type_, reported in told.items():
         if reported is not None:
             result.append(entry(type_, reported, ConditionStatus.TRUE))
+    for type_, (verdict, status) in loop_conditions(findings).items():
+        result.append(entry(type_, verdict, status))
     if findings.spec.gateway.api_keys_secret_ref is None:
         result.append(entry("OpenGateway", Verdict(True, "NoApiKeys", OPEN_GATEWAY)))
     return result
@@ -157,11 +177,14 @@ def parts_not_found(findings: Findings) -> Verdict | None:
     return None
 
 
-def _mode(mode: ModeStatus, states: Mapping[str, PodState]) -> ModeStatus:
-    """A mode that is on but that a pod can't run is unsupported, in the pod's words."""
+def _mode(mode: ModeStatus, findings: Findings) -> ModeStatus:
+    """A mode that is on but that a pod can't run is unsupported, in the pod's words; one on trial is a canary."""
+    canary = findings.canary
+    if canary is not None and mode.state is not ModeState.ACTIVE and canary.config.is_active(mode.name):
+        return ModeStatus(name=mode.name, state=ModeState.CANARY, reason=f"on for {canary.percent} % of the requests")
     if mode.state is not ModeState.ACTIVE:
         return mode
-    for state in states.values():
+    for state in findings.states.values():
         if mode.name in state.unsupported:
             reason = f"pod {state.pod}: {state.unsupported[mode.name]}"[:256]
             return ModeStatus(name=mode.name, state=ModeState.UNSUPPORTED, reason=reason)

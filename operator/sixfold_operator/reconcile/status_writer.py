@@ -26,6 +26,9 @@ ALARMS = (
     "PartsNotFound",
     "TasksMissing",
     "EscalationUnused",
+    "RolledBack",
+    "SignalsUnknown",
+    "TicketOpen",
 )
 """Conditions that are bad news while they are True."""
 UNDER_WAY = {"Preparing", "RollingOut", "PodsNotReady", "NotCreated", "Waiting", "VariantNotReady", "ScaledToZero"}
@@ -55,7 +58,14 @@ def transition_notes(before: list[Condition], after: list[Condition], types: tup
 def normal_form(status: StatusModel) -> dict[str, Any]:
     """The status as a dict in which the order of map lists doesn't matter."""
     document = status.to_dict()
-    for field, key in (("conditions", "type"), ("modes", "name")):
+    for field, key in (
+        ("conditions", "type"),
+        ("modes", "name"),
+        ("signals", "name"),
+        ("suspended", "mode"),
+        ("tuned", "path"),
+        ("sinks", "name"),
+    ):
         if field in document:
             document[field] = sorted(document[field], key=lambda entry: entry[key])
     return document

@@ -1,0 +1,165 @@
+"""What tickets and tuning look at: wasted capacity, and what a recommendation needs to know beyond the spec. Plain data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+
+from sixfold_api.control_status import SignalStatus, TunedValue, Verdict
+from sixfold_api.modes import MAX_LEVEL, Mode
+from sixfold_api.ticket import Cause, HeatMapCell
+from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot, Timing
+
+WASTED_BY_CAUSE, BUSY_SHARE, ACCEPTANCE_RATE, REQUEST_COST = (
+    "WastedByCause",
+    "BusyShare",
+    "AcceptanceRate",
+    "RequestCost",
+)
+FLOP_CAUSES = frozenset(
+    {Cause.PADDING, Cause.REJECTED_DRAFT, Cause.RECOMPUTED_PREFIX, Cause.UNNEEDED_LAYERS, Cause.CANCELLED}
+)
+
+
+@dataclass(frozen=True)
+class Waste:
+    """One waste signal, judged, and what it is about.
+
+    Attributes:
+        variant: the ModelVariant, or the task of a slice; None where the signal is about the whole policy.
+        failures: breaches in a row, counted up to analysis.failureLimit.
+        query: PromQL with the window filled in.
+    """
+
+    signal: str
+    cause: Cause
+    verdict: Verdict
+    variant: str | None = None
+    failures: int = 0
+    value: float | None = None
+    threshold: float | None = None
+    query: str = ""
+    window_seconds: float = 600.0
+    cell: HeatMapCell | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A policy, as far as waste cares and its spec doesn't say.
+
+    Attributes:
+        exit_variants: classifiers among its variants whose exit heads let texts exit.
+        target: the level that was decided on.
+        suspended: modes that the operator turned off.
+        tuned: values in place of the spec's.
+        rejected: (path, value) that were tried and taken back.
+        acceptance: share of drafted tokens that the target accepted; None if it isn't known.
+        wasted: (cause, variant) -> share of the FLOPs; variant None is the whole policy's.
+        busy_pods: engine seconds a second over all pods; None if it isn't known.
+        pods: engine pods; None if it isn't known.
+    """
+
+    namespace: str
+    policy: str
+    timing: Timing = Timing()
+    exit_variants: frozenset[str] = frozenset()
+    target: int = MAX_LEVEL
+    suspended: frozenset[Mode] = frozenset()
+    tuned: tuple[TunedValue, ...] = ()
+    rejected: frozenset[tuple[str, str]] = frozenset()
+    acceptance: float | None = None
+    wasted: Mapping[tuple[Cause, str | None], float] = field(default_factory=lambda: MappingProxyType({}))
+    busy_pods: float | None = None
+    pods: int | None = None
+
+
+def fingerprint(namespace: str, policy: str, cause: Cause, variant: str | None) -> str:
+    """Of a ticket: one a policy, cause and variant, whichever signal found it."""
+    text = "\0".join((namespace, policy, cause.value, variant or ""))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def seconds_text(seconds: float) -> str:
+    """A Duration."""
+    return f"{max(1, round(seconds))}s"
+
+
+def wastes(
+    signals: Iterable[Signal],
+    observed: Sequence[Observed],
+    remembered: Iterable[SignalStatus],
+    snapshot: Snapshot | None,
+) -> tuple[Waste, ...]:
+    """The waste signals of a policy with cause, variant and failures.
+
+    Args:
+        observed: verdicts, by the name of the signal, or `Signal/variant` where one is judged a variant.
+        remembered: state.signals, of the same names, as the reducer left them this time.
+    """
+    known = {signal.name: signal for signal in signals if signal.kind is SignalKind.WASTE}
+    failures = {status.name: status.failures for status in remembered}
+    found = []
+    for entry in observed:
+        name, _, part = entry.name.partition("/")
+        signal = known.get(name)
+        if signal is None or entry.kind is not SignalKind.WASTE:
+            continue
+        cause, variant = _subject(signal, part or None, snapshot)
+        if cause is not None:
+            found.append(
+                Waste(
+                    signal=name,
+                    cause=cause,
+                    verdict=entry.verdict,
+                    variant=variant,
+                    failures=failures.get(entry.name, 0),
+                    value=entry.value,
+                    threshold=entry.threshold if entry.threshold is not None else signal.threshold,
+                    query=signal.query.replace("$window", seconds_text(signal.window_seconds)),
+                    window_seconds=signal.window_seconds,
+                )
+            )
+    return tuple(found)
+
+
+def _subject(signal: Signal, variant: str | None, snapshot: Snapshot | None) -> tuple[Cause | None, str | None]:
+    """Cause and variant: the signal's own, else those of the largest part of the wasted FLOPs."""
+    readings = snapshot.readings if snapshot is not None else {}
+    if signal.cause is None:
+        largest = max(_parts(readings, variant), key=lambda reading: reading.value, default=None)
+        return (None, variant) if largest is None else (largest.cause, largest.variant)
+    if variant is None:
+        own = [reading for reading in readings.get(signal.name, ()) if reading.variant is not None]
+        parts = own or [part for part in _parts(readings, None) if part.cause is signal.cause]
+        worst = max(parts, key=lambda reading: reading.value * (1 if signal.is_high_bad else -1), default=None)
+        variant = worst.variant if worst is not None else None
+    return signal.cause, variant
+
+
+def _parts(readings: Mapping[str, Sequence[Reading]], variant: str | None) -> list[Reading]:
+    parts = readings.get(WASTED_BY_CAUSE, ())
+    return [part for part in parts if part.cause is not None and variant in (None, part.variant)]
+
+
+def wasted_shares(snapshot: Snapshot | None) -> dict[tuple[Cause, str | None], float]:
+    """Facts.wasted of a snapshot."""
+    readings = snapshot.readings if snapshot is not None else {}
+    return {(part.cause, part.variant): part.value for part in _parts(readings, None) if part.cause is not None}
+
+
+def rejected_values(rejections: Collection[tuple[str | None, str | None]]) -> frozenset[tuple[str, str]]:
+    """Facts.rejected from path and value of each Rejection."""
+    return frozenset((path, value) for path, value in rejections if path is not None and value is not None)
+
+
+def is_seen(waste: Waste, failure_limit: int) -> bool:
+    """Whether a breach has lasted long enough to act on it."""
+    return waste.verdict is Verdict.BREACH and waste.failures >= failure_limit
+
+
+def hour(now: datetime) -> int:
+    """Hour of the day, UTC, of a heat-map cell."""
+    return now.hour

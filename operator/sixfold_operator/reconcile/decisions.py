@@ -1,0 +1,157 @@
+"""What the control loop decides about a policy, from what was collected since it last looked. No I/O of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sixfold_api.control_status import HistoryEntry, SignalStatus, Verdict
+from sixfold_api.modes import Mode
+from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
+from sixfold_operator.alerts import Firing, observed_alerts
+from sixfold_operator.builders.common import Manifest
+from sixfold_operator.control.canary import judge
+from sixfold_operator.control.figures import arm_figures
+from sixfold_operator.control.model import CanaryJudgement, Observed, Signal, Snapshot, State, View
+from sixfold_operator.control.reducer import decide
+from sixfold_operator.control.verdicts import observe
+from sixfold_operator.control.view import state_of, thresholds_of, view_of
+from sixfold_operator.reconcile.context import Clock
+from sixfold_operator.reconcile.inputs import Find
+from sixfold_operator.reconcile.quality_bounds import quality_bounds
+from sixfold_operator.reconcile.rollout import last_status
+
+EARLY = 0.9
+"""A round that comes a little before the interval is over counts."""
+
+Place = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is known of the world outside of Kubernetes.
+
+    Attributes:
+        signals: all that are watched; none where no Prometheus is configured.
+        snapshot: what Prometheus said last about a policy; None before the first round.
+        firing: alerts of a policy that fire now.
+    """
+
+    signals: Callable[[], Sequence[Signal]]
+    snapshot: Callable[[str, str], Snapshot | None]
+    firing: Callable[[str, str], Firing]
+
+
+NOTHING_WATCHED = Watched(signals=tuple, snapshot=lambda *_: None, firing=lambda *_: {})
+"""Where no Prometheus is configured."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided.
+
+    Attributes:
+        observed: signals and alerts as they were judged now; none between two intervals.
+        snapshot: what they were judged from.
+        unknown: signals of spec.analysis.thresholds that nobody watches.
+    """
+
+    state: State
+    view: View
+    thresholds: Mapping[str, float]
+    decisions: tuple[HistoryEntry, ...] = ()
+    recorded: tuple[HistoryEntry, ...] = ()
+    """Decisions that stand in the status already."""
+    observed: tuple[Observed, ...] = ()
+    snapshot: Snapshot | None = None
+    unknown: tuple[str, ...] = ()
+    watches: bool = True
+    """Whether a Prometheus is configured."""
+
+
+class Decider:
+    """Looks at each policy once an interval, and at once when its alerts or its spec change."""
+
+    def __init__(self, watched: Watched, clock: Clock) -> None:
+        self._watched = watched
+        self._clock = clock
+        self._looked: dict[Place, float] = {}
+        self._alerts: dict[Place, frozenset[str]] = {}
+
+    def decide(
+        self, policy: Manifest, spec: InferencePolicySpec, unsupported: Mapping[Mode, str], variant: Find
+    ) -> Decided:
+        """The next state of a policy, whose status has the last one."""
+        place = policy["metadata"]["namespace"], policy["metadata"]["name"]
+        before, now = last_status(InferencePolicyStatus, policy), self._clock.now()
+        view, state = view_of(spec, unsupported, before), state_of(before)
+        signals = self._watched.signals()
+        thresholds = thresholds_of(spec, quality_bounds(spec, variant))
+        names = {signal.name for signal in signals}
+        unknown = tuple(entry.signal for entry in spec.analysis.thresholds if entry.signal not in names)
+        snapshot = self._watched.snapshot(*place)
+        firing = self._watched.firing(*place)
+        alerts = observed_alerts(spec.analysis.alerts, firing, state.signals)
+        is_news = self._is_news(place, alerts)
+        if not (self._is_due(place, view) or is_news):
+            outcome = decide(state, view, (), None, now)
+            return Decided(outcome.state, view, thresholds, outcome.decisions, (), (), snapshot, unknown, bool(signals))
+        self._looked[place] = self._clock.monotonic()
+        target = view.ceiling if state.level is None else state.level.target
+        off = {mode for mode in Mode if mode not in view.modes} | {entry.mode for entry in state.suspended}
+        observed = observe(signals, snapshot, thresholds, state.signals, target, now, off) + alerts
+        state = replace(state, signals=_urgent(state.signals, alerts, view.timing.failure_limit))
+        outcome = decide(state, view, observed, _judgement(state, view, snapshot, thresholds), now)
+        return Decided(
+            outcome.state, view, thresholds, outcome.decisions, (), observed, snapshot, unknown, bool(signals)
+        )
+
+    def again_seconds(self, namespace: str, name: str, view: View) -> float | None:
+        """When the next look is due; None where nothing is watched."""
+        if not self._watched.signals():
+            return None
+        looked = self._looked.get((namespace, name))
+        if looked is None:
+            return view.timing.interval
+        return max(0.05, looked + view.timing.interval - self._clock.monotonic())
+
+    def forget(self, namespace: str, name: str) -> None:
+        self._looked.pop((namespace, name), None)
+        self._alerts.pop((namespace, name), None)
+
+    def _is_due(self, place: Place, view: View) -> bool:
+        looked = self._looked.get(place)
+        return looked is None or self._clock.monotonic() - looked >= EARLY * view.timing.interval
+
+    def _is_news(self, place: Place, alerts: Sequence[Observed]) -> bool:
+        """Whether an alert began or ended since the last look."""
+        firing = frozenset(alert.name for alert in alerts if alert.verdict is Verdict.BREACH)
+        is_news = firing != self._alerts.get(place, frozenset())
+        self._alerts[place] = firing
+        return is_news
+
+
+def _urgent(signals: Sequence[SignalStatus], alerts: Sequence[Observed], limit: int) -> tuple[SignalStatus, ...]:
+    """Alertmanager has waited already (`for:`): an alert that fires needs no further breaches in a row."""
+    firing = {alert.name for alert in alerts if alert.verdict is Verdict.BREACH}
+    known = {signal.name: signal for signal in signals}
+    for name in firing:
+        old = known.get(name)
+        if old is None or old.verdict is not Verdict.BREACH:
+            known[name] = SignalStatus(name=name, verdict=Verdict.BREACH, failures=limit - 1)
+    return tuple(known.values())
+
+
+def _judgement(
+    state: State, view: View, snapshot: Snapshot | None, thresholds: Mapping[str, float]
+) -> CanaryJudgement | None:
+    """The running canary beside the rest; None where none runs."""
+    if state.canary is None or view.canary is None or snapshot is None:
+        return None
+    return judge(
+        arm_figures(snapshot, "stable"),
+        arm_figures(snapshot, "canary"),
+        view.canary.min_samples,
+        max_disagreement=thresholds.get("ShadowDisagreement", 0.05),
+        max_divergence_nats=thresholds.get("ShadowDivergence", 0.05),
+    )

@@ -1,0 +1,106 @@
+"""What is watched outside of Kubernetes, put together from the settings: Prometheus and Alertmanager."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from pydantic import ValidationError
+
+from sixfold_api.names import POLICY_KIND
+from sixfold_api.policy import InferencePolicySpec
+from sixfold_api.scalars import duration_seconds
+from sixfold_operator.alerts import Alerts, Listed
+from sixfold_operator.cache import Cache, Place
+from sixfold_operator.collector import Collector, SignalsFile
+from sixfold_operator.prometheus import Prometheus
+from sixfold_operator.reconcile.context import Clock
+from sixfold_operator.reconcile.decisions import Watched
+from sixfold_operator.settings import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+LONGEST_ROUND_SECONDS = 30.0
+
+
+class Watch:
+    """Runs from `start` to `stop`.
+
+    Attributes:
+        watched: what is known, for whoever decides.
+        task: that reads Prometheus; None where none is configured. It never ends by itself.
+    """
+
+    def __init__(
+        self, settings: OperatorSettings, cache: Cache, wake: Callable[[str, str], None], clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._cache = cache
+        self.task: asyncio.Task[None] | None = None
+        self._prometheus = self._collector = None
+        if settings.prometheus_url:
+            self._prometheus = Prometheus(
+                settings.prometheus_url,
+                settings.prometheus_timeout_seconds,
+                settings.prometheus_bearer_token_file,
+                settings.prometheus_ca_file,
+            )
+            signals = SignalsFile(settings.signals_file)
+            self._collector = Collector(
+                self._prometheus, signals, self._places, self._interval_seconds, wake, clock.now
+            )
+        token_file = settings.alerts_token_file
+        self._alerts = None if token_file is None else Alerts(token_file, self._listed, wake, clock.now)
+        self.watched = Watched(
+            signals=self._collector.signals if self._collector else tuple,
+            snapshot=self._collector.snapshot if self._collector else lambda *_: None,
+            firing=self._alerts.firing if self._alerts else lambda *_: {},
+        )
+
+    async def start(self) -> None:
+        if self._alerts is not None:
+            port = await self._alerts.start(self._settings.alerts_port)
+            log.info("serving /alerts", extra={"fields": {"port": port}})
+        if self._collector is not None:
+            self.task = asyncio.create_task(self._collector.run(), name="collector")
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.task
+        if self._prometheus is not None:
+            self._prometheus.close()
+        if self._alerts is not None:
+            await self._alerts.stop()
+
+    def forget(self, namespace: str, policy: str) -> None:
+        if self._alerts is not None:
+            self._alerts.forget(namespace, policy)
+
+    def _places(self) -> Iterable[Place]:
+        return self._cache.places(POLICY_KIND)
+
+    def _interval_seconds(self) -> float:
+        """The shortest that any policy wants."""
+        intervals = [duration_seconds(spec.analysis.interval) for spec in self._specs()]
+        return min([LONGEST_ROUND_SECONDS, *intervals])
+
+    def _specs(self) -> Iterator[InferencePolicySpec]:
+        for place in self._places():
+            spec = self._spec(*place)
+            if spec is not None:
+                yield spec
+
+    def _spec(self, namespace: str, name: str) -> InferencePolicySpec | None:
+        policy = self._cache.get(POLICY_KIND, namespace, name)
+        try:
+            return None if policy is None else InferencePolicySpec.model_validate(policy["spec"])
+        except ValidationError:
+            return None  # the policy's own condition tells
+
+    def _listed(self, namespace: str, name: str) -> Listed:
+        spec = self._spec(namespace, name)
+        return Listed(False) if spec is None else Listed(True, [rule.alert_name for rule in spec.analysis.alerts])
