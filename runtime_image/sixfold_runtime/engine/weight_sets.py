@@ -5,6 +5,9 @@ on theirs, and both compute meanwhile. With Resident both sets stay in memory. W
 beside it where there is room for a moment, so that nobody waits. Where there isn't, new requests queue, running ones
 finish, the old weights go, the new ones come, and the queue goes on. Weights that can't be loaded leave those that ran
 before in place until the configuration changes again.
+
+With Resident, a canary's requests get the set that its own configuration asks for while the stable arm's get theirs.
+With Swap both arms get the stable arm's. Which arm gets what is decided in `weight_routes.py`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import hashlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,17 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from sixfold_api.kv_reuse import KVStore
-from sixfold_api.runtime_config import KVReuseConfig, ServedModel, SubgraphsConfig, TaskConfig
-from sixfold_api.scalars import Task
+from sixfold_api.modes import Mode
+from sixfold_api.runtime_config import (
+    CanaryConfig,
+    KVReuseConfig,
+    ServedModel,
+    ShadowConfig,
+    SubgraphsConfig,
+    TaskConfig,
+    WeightSet,
+)
+from sixfold_api.scalars import FullWeights, Task
 from sixfold_runtime.config import ConfigStore, default_config
 from sixfold_runtime.engine.protocol import (
     PATH,
@@ -75,6 +85,9 @@ class Served:
 
     async def is_ready(self) -> bool:
         return (await self.http.get("/readyz")).status_code == 200
+
+    async def has_applied(self, sequence: int) -> bool:
+        return bool((await self.http.get("/state")).json()["sequence"] == sequence)
 
     async def metric(self, name: str) -> float:
         """Value of the one series with this name and these labels."""
@@ -266,6 +279,25 @@ async def test_a_change_of_level_reaches_gateways_and_state_but_not_running_requ
     assert (state["sequence"], state["level"]) == (8, 1)
     assert await served.metric("sixfold_config_sequence") == 8
     assert await served.metric("sixfold_level") == 1
+
+
+async def test_the_operator_is_told_what_swap_keeps_a_canary_and_comparisons_from(
+    config_file: Path, chat: ServedModel, intent: ServedModel
+) -> None:
+    swapped = chat.model_copy(
+        update={"quantized": WeightSet(name="chat-int4", path=chat.path), "full_weights": FullWeights.SWAP}
+    )
+    stable = default_config(0).stable.model_copy(update={"shadow": ShadowConfig(sample_rate=0.5)})
+    active = (*default_config(1).stable.active_modes, Mode.QUANTIZED)
+    canary = CanaryConfig(percent=5, config=stable.model_copy(update={"level": 1, "active_modes": active}))
+    config = default_config(0).model_copy(update={"sequence": 8, "stable": stable, "canary": canary})
+    async with serving(config_file, swapped, intent) as served:
+        assert not (await served.http.get("/state")).json().get("shadowOff"), "nothing was asked for"
+        served.write_config(config.model_dump_json(by_alias=True))
+        await served.until(partial(served.has_applied, 8))
+        state = (await served.http.get("/state")).json()
+    assert "the canary of model chat" in state["unsupported"]["Quantized"]
+    assert "answers of model chat aren't computed again" in state["shadowOff"]
 
 
 async def test_a_refused_config_is_reported(served: Served) -> None:
