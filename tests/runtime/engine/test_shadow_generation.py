@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,12 +32,15 @@ from sixfold_api.runtime_config import (
     WeightSet,
 )
 from sixfold_api.scalars import FullWeights, Task
+from sixfold_runtime.engine.forward import make_forward
+from sixfold_runtime.engine.loader import load
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import Generate, Sampling
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.shadow import Shadows
 from sixfold_runtime.engine.weight_loader import Place
 from sixfold_runtime.engine.weight_sets import WeightSets
+from sixfold_runtime.prepare.quantised import INT8_METHOD
 from sixfold_runtime.settings import RuntimeSettings
 
 CPU = torch.device("cpu")
@@ -64,6 +68,20 @@ def noisy(folder: Path, target: Path, noise: float) -> Path:
     return target
 
 
+def rounded(folder: Path, target: Path) -> Path:
+    """INT8: each linear rounded by output channel."""
+    shutil.copytree(folder, target)
+    tensors = load_file(target / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors.pop(name)
+        scale = weight.abs().amax(1) / 127
+        tensors |= {name: (weight / scale[:, None]).round().to(torch.int8), f"{name}_scale": scale}
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": INT8_METHOD}}))
+    return target
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, decoder_folder: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("weights")
@@ -72,6 +90,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, decoder_folder: Path) -> d
         "same": Path(shutil.copytree(decoder_folder, root / "same")),
         "near": noisy(decoder_folder, root / "near", 0.01),
         "far": noisy(decoder_folder, root / "far", 0.2),
+        "int8": rounded(decoder_folder, root / "int8"),
     }
 
 
@@ -159,13 +178,17 @@ def scene(folders: dict[str, Path], collector: Any) -> Scene:
 
 @pytest.fixture(scope="module")
 def offline(folders: dict[str, Path]) -> Callable[[str, list[int], list[int]], torch.Tensor]:
-    """Logits [answer, vocabulary] of a set of weights, in one forward of transformers."""
+    """Logits [answer, vocabulary] of a set of weights, in one forward: of transformers, which doesn't know our INT8."""
     import transformers
 
     modules: dict[str, Any] = {}
 
     @torch.inference_mode()
     def compute(name: str, prompt: list[int], answer: list[int]) -> torch.Tensor:
+        if name == "int8":
+            forward = make_forward(load(ServedModel(name=name, task=Task.GENERATION, path=str(folders[name])), CPU))
+            tokens = [prompt + answer[:-1]]
+            return forward(tokens, forward.new_cache(1), every_position=True)[0, len(prompt) - 1 :].double()
         if name not in modules:
             module: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
             modules[name] = module.eval()
@@ -190,7 +213,7 @@ def test_identical_weights_agree_in_everything(scene: Scene) -> None:
     assert scene.value("sixfold_shadow_seconds", variant="chat-int4") > 0
 
 
-@pytest.mark.parametrize("quantized", ["near", "far"])
+@pytest.mark.parametrize("quantized", ["near", "far", "int8"])
 @pytest.mark.parametrize("prefill_tokens", [256, 5])
 def test_other_weights_are_compared_as_offline(scene: Scene, offline: Any, quantized: str, prefill_tokens: int) -> None:
     scene.start(quantized, prefill_tokens=prefill_tokens)
