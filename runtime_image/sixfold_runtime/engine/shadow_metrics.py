@@ -47,7 +47,10 @@ class ShadowMetrics:
 
     def answer(self, task: str, level: int, arm: str, result: str) -> None:
         """An answer was compared, or won't be."""
-        self._series.answers.labels(**self._labels, task=task, level=str(level), arm=arm, result=result).inc()
+        at = {**self._labels, "task": task, "level": str(level), "arm": arm}
+        # All of them exist from the first answer on: Prometheus doesn't see a series rise from nothing to 1.
+        children = {each: self._series.answers.labels(**at, result=each) for each in (AGREE, DIFFER, SKIPPED)}
+        children[result].inc()
 
     def tokens(self, level: int, arm: str, agree: int, differ: int, kl_nats: float) -> None:
         """The tokens of an answer were compared; `kl_nats` is summed over them."""

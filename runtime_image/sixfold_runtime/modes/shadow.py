@@ -13,7 +13,7 @@ _HASH_BYTES = 8
 def is_sampled(request_id: str, rate: float) -> bool:
     """Whether a request belongs to the sampled share: the same answer each time, and for all rates above."""
     digest = blake2b(request_id.encode(), digest_size=_HASH_BYTES).digest()
-    return int.from_bytes(digest, "big") < rate * 2 ** (8 * _HASH_BYTES)
+    return int.from_bytes(digest, "big") < rate * (1 << 8 * _HASH_BYTES)
 
 
 class Backlog(Generic[Job]):

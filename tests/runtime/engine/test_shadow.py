@@ -44,7 +44,7 @@ class Counts:
         labels = {**self.metrics.labels, "variant": name, "task": "Generation", "level": "3", "arm": "stable"}
         read = self.metrics.registry.get_sample_value
         found = {result: read("sixfold_shadow_total", {**labels, "result": result}) for result in RESULTS}
-        return {result: value for result, value in found.items() if value is not None}
+        return {result: value for result, value in found.items() if value}
 
 
 RESULTS = ("agree", "differ", "skipped")
