@@ -101,7 +101,7 @@ def end_state(scene: Any) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    changing = {"lastTransitionTime", "since", "sequence", "message", "jobName", "uid", "clusterIP", "clusterIPs"}
+    changing = {"at", "lastTransitionTime", "since", "sequence", "message", "jobName", "uid", "clusterIP", "clusterIPs"}
     noise = {"selector", "labels", "controller-uid"}
     if isinstance(value, list):
         return [cleaned(item) for item in value]
