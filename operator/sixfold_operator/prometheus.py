@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from sixfold_operator.control.answers import AnswerError, Readings, readings
 from sixfold_operator.control.model import Signal
@@ -34,6 +38,7 @@ class Prometheus:
         self, url: str, timeout_seconds: float, token_file: Path | None = None, ca_file: Path | None = None
     ) -> None:
         self._url = url
+        self._name = _without_password(url)
         self._timeout_seconds = timeout_seconds
         self._token_file, self._ca_file = token_file, ca_file
         self._threads = ThreadPoolExecutor(PARALLEL, thread_name_prefix="prometheus")
@@ -56,7 +61,7 @@ class Prometheus:
             # A server that trickles its answer never runs into the time-out of a read.
             return await asyncio.wait_for(work, CONNECT_SECONDS + 2 * self._timeout_seconds)
         except TimeoutError:
-            raise PrometheusError(f"{self._url} doesn't answer in time", is_unreachable=True) from None
+            raise PrometheusError(f"{self._name} doesn't answer in time", is_unreachable=True) from None
 
     def _query(self, expression: str) -> Any:
         import requests  # together with its client 20 MiB: only where one is configured
@@ -64,17 +69,16 @@ class Prometheus:
 
         try:
             limits = (CONNECT_SECONDS, self._timeout_seconds)
-            found: Any = self._client().custom_query(
-                expression, {"timeout": f"{self._timeout_seconds:g}s"}, timeout=limits
-            )
+            with self._client() as client:
+                found: Any = client.custom_query(expression, {"timeout": f"{self._timeout_seconds:g}s"}, timeout=limits)
         except PrometheusApiClientException as error:
-            raise PrometheusError(f"{self._url} answers {_shortened(str(error))}") from error
+            raise PrometheusError(f"{self._name} answers {_shortened(_status_text(str(error)))}") from error
         except requests.Timeout as error:
-            raise PrometheusError(f"{self._url} doesn't answer in time", is_unreachable=True) from error
+            raise PrometheusError(f"{self._name} doesn't answer in time", is_unreachable=True) from error
         except requests.ConnectionError as error:
-            raise PrometheusError(f"{self._url} can't be reached", is_unreachable=True) from error
+            raise PrometheusError(f"{self._name} can't be reached", is_unreachable=True) from error
         except (requests.RequestException, ValueError, KeyError, TypeError, OSError) as error:
-            raise PrometheusError(f"{self._url} gives no answer of Prometheus: {_shortened(repr(error))}") from error
+            raise PrometheusError(f"{self._name} gives no answer of Prometheus: {_shortened(repr(error))}") from error
         return found
 
     def _client(self) -> Any:
@@ -89,6 +93,26 @@ class Prometheus:
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
         return PrometheusConnect(self._url, headers=headers, retry=Retry(total=0), session=session, method="POST")
+
+
+def _status_text(message: str) -> str:
+    """Status and reason out of the client's "HTTP Status Code 400 (b'{...}')"."""
+    match = re.fullmatch(r"HTTP Status Code (\d+) \((b.*)\)", message, re.DOTALL)
+    if match is None:
+        return message
+    try:
+        body = ast.literal_eval(match[2]).decode(errors="replace")
+        document = json.loads(body)
+    except (ValueError, SyntaxError, AttributeError):
+        return f"with status {match[1]}"
+    reason = document.get("error") if isinstance(document, dict) else None
+    return f"with status {match[1]}: {reason}" if reason else f"with status {match[1]}"
+
+
+def _without_password(url: str) -> str:
+    """For messages, which end up in statuses and logs."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _shortened(text: str) -> str:

@@ -16,7 +16,8 @@ from sixfold_operator.control.waste_signals import FRESHNESS, SCRAPES_SECONDS
 FOUND, MISSING, STALE, PROMETHEUS_ERROR = "Found", "Missing", "Stale", "PrometheusError"
 """Reasons of the condition MetricsAvailable."""
 INTERVALS, SCRAPES = 2.0, 5.0
-"""A sample older than that many intervals, and that many scrapes, is stale."""
+"""A sample older than that many intervals, and that many scrapes, is stale; scrapes that are more than
+SCRAPES_SECONDS apart count as if they weren't."""
 MOST_ROWS = 20_000
 
 Policy = tuple[str, str]
@@ -95,8 +96,7 @@ def _state(
             " with honorLabels?"
         )
     age_seconds, scrapes = fresh[0].value, fresh[0].samples
-    # Pods that came lately have few scrapes, and with an outage they get fewer: half of the span is the longest.
-    spacing_seconds = SCRAPES_SECONDS / max(scrapes, 2 * SCRAPES)
+    spacing_seconds = SCRAPES_SECONDS / max(scrapes, 1.0)
     if age_seconds > max(INTERVALS * interval_seconds, SCRAPES * spacing_seconds):
         return STALE, f"the newest sample of this policy's pods is {age_seconds:.0f} s old"
     return FOUND, ""

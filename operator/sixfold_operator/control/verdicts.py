@@ -14,10 +14,10 @@ from datetime import datetime
 
 from sixfold_api.control_status import SignalStatus, Verdict
 from sixfold_api.modes import LEVEL_FROM, Mode
+from sixfold_operator.control.answers import FOUND
 from sixfold_operator.control.canary import wilson
 from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot
 
-FOUND = "Found"
 LONGEST_AGE_SECONDS = 120.0
 """An answer that differs that much, and by two windows, from our own clock is not from now: a cache in between, or
 clocks that went apart. What Prometheus itself knows to be old is told by the snapshot."""

@@ -39,9 +39,9 @@ _BUSY_SHARE = (
 _BUSY_SAMPLES = f"max by ({BY_POLICY}) (count_over_time(sixfold_model_load_seconds[$window]))"
 
 FRESHNESS = "Freshness"
-"""Seconds since the newest sample of a policy, by Prometheus' own clock; its samples are the scrapes of one pod within
-SCRAPES_SECONDS. Whether a snapshot is Found, Stale or Missing is told by it."""
-SCRAPES_SECONDS = 300
+"""Seconds since the newest sample of a policy, by Prometheus' own clock; its samples are the most scrapes of a pod
+within SCRAPES_SECONDS. Whether a snapshot is Found, Stale or Missing is told by it."""
+SCRAPES_SECONDS = 15
 
 _waste = partial(
     Signal,
@@ -155,7 +155,9 @@ FIGURES = (
         name=FRESHNESS,
         description="seconds since the newest sample",
         query=f"time() - max by ({BY_POLICY}) (timestamp(sixfold_level))",
-        samples=f"max by ({BY_POLICY}) (count_over_time(sixfold_level[{SCRAPES_SECONDS}s]))",
+        # The most of five minutes, so that an outage doesn't look like a longer interval.
+        samples=f"max_over_time((max by ({BY_POLICY}) (count_over_time(sixfold_level[{SCRAPES_SECONDS}s])))"
+        f"[5m:{SCRAPES_SECONDS}s])",
     ),
     _figure(
         name="RequestCost",
