@@ -43,7 +43,7 @@ def test_no_worse_is_ok() -> None:
     ],
 )
 def test_worse_is_a_breach_with_its_figures(changes: dict[str, float], signal: str, why: str) -> None:
-    judgement = judge(REST, replace(TRIED, **changes), 50)  # type: ignore[arg-type]  # all fields are numbers
+    judgement = judge(REST, replace(TRIED, **changes), 50)
     assert (judgement.verdict, judgement.signal) == (Verdict.BREACH, signal)
     assert why in judgement.why
 

@@ -112,6 +112,15 @@ def test_signals_that_are_gone_are_forgotten_and_alerts_are_not() -> None:
     assert {signal.name for signal in loop.state.signals} == {"RequestP95", "Alert/High5xx"}
 
 
+def test_a_change_ends_the_hysteresis_of_the_breach_that_led_to_it() -> None:
+    """At another level a value just under the threshold is healthy."""
+    loop = Loop().tick(latency(BREACH), Observed("Alert/High5xx", BREACH), times=3)
+    assert {signal.name: signal.verdict for signal in loop.state.signals} == {
+        "RequestP95": UNKNOWN,
+        "Alert/High5xx": BREACH,
+    }
+
+
 def test_cooldown_holds_back_the_next_step_but_not_a_drop() -> None:
     loop = Loop().tick(latency(BREACH), times=3)
     assert loop.target == 2

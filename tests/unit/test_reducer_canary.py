@@ -65,7 +65,9 @@ class Loop:
     @property
     def trial(self) -> tuple[Mode | str | None, int] | None:
         canary = self.state.canary
-        return None if canary is None else (canary.mode or (canary.tuned and canary.tuned.path), canary.percent)
+        if canary is None:
+            return None
+        return canary.mode if canary.tuned is None else canary.tuned.path, canary.percent
 
     @property
     def on(self) -> set[Mode]:

@@ -9,7 +9,7 @@ from sixfold_api.conditions import timestamp
 from sixfold_api.control_status import ControlStatus, HistoryEntry, LevelStatus, Suspension
 from sixfold_api.modes import Mode
 from sixfold_operator.control.levels import AWAITS_CANARY, active_modes, in_order, modes_at
-from sixfold_operator.control.memory import entry
+from sixfold_operator.control.memory import entry, forgotten
 from sixfold_operator.control.model import Outcome, State, View
 
 
@@ -35,7 +35,7 @@ def obey(state: State, view: View, now: datetime) -> Outcome:
     control = ControlStatus(
         spec_hash=view.spec_hash, ceiling=view.ceiling, retry_token=view.retry_token, trial=state.control.trial
     )
-    signals = tuple(signal.model_copy(update={"failures": 0}) for signal in state.signals)
+    signals = tuple(forgotten(signal) for signal in state.signals)
     suspended = tuple(Suspension(mode=mode, reason=AWAITS_CANARY, since=timestamp(now)) for mode in waiting)
     after = replace(state, level=level, control=control, signals=signals, suspended=suspended, canary=None)
     is_news = not is_same or state.suspended or waiting or state.canary is not None

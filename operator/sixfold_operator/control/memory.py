@@ -53,12 +53,18 @@ def with_rejection(state: State, rejection: Rejection) -> State:
 
 
 def changed(state: State, now: datetime) -> State:
-    """After the operator changed what all requests get: cooldown begins, what was counted before is about the past."""
-    signals = tuple(
-        signal.model_copy(update={"failures": 0}) if signal.failures else signal for signal in state.signals
-    )
+    """After the operator changed what all requests get: cooldown begins, and what was seen before is about the past."""
     state = with_control(state, changed_at=timestamp(now), healthy_since=None, healthy_seconds=0)
-    return replace(state, signals=signals)
+    return replace(state, signals=tuple(forgotten(signal) for signal in state.signals))
+
+
+def forgotten(signal: SignalStatus) -> SignalStatus:
+    """A signal that begins anew: hysteresis of a breach at another level would hold this one to less than the
+    threshold. An alert fires until it is told to have ended."""
+    if signal.name.startswith(ALERT_PREFIX):
+        return signal.model_copy(update={"failures": 0}) if signal.failures else signal
+    is_new = signal.verdict is not Verdict.BREACH and signal.failures == 0
+    return signal if is_new else signal.model_copy(update={"failures": 0, "verdict": Verdict.UNKNOWN})
 
 
 def is_cooling(state: State, view: View, now: datetime) -> bool:
