@@ -124,10 +124,12 @@ def _entry(signals: dict[str, Signal], entry: object, where: str, seen: set[str]
 
 
 def _reason(error: ValidationError, is_known: bool) -> str:
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     field = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden" and is_known:
         return f"{field} of a built-in signal can't be changed; threshold, clear, minSamples and window can"
-    if first["type"] == "missing" and not is_known:
-        return f"no built-in signal has this name, so {field} is needed"
+    missing = sorted(str(entry["loc"][0]) for entry in errors if entry["type"] == "missing")
+    if missing:
+        return f"no built-in signal has this name, so it needs {', '.join(missing)}"
     return f"{field}: {first['msg']}" if field else str(first["msg"]).removeprefix("Value error, ")
