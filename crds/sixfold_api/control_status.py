@@ -140,7 +140,7 @@ class HistoryEntry(StatusModel):
     at: Moment
     """When it was decided."""
     decision: Word
-    """LevelChanged, ModeSuspended, ModeRestored, Rejected, CanaryStarted, CanaryStep, CanaryPromoted, CanaryRejected,
+    """LevelChanged, ModeSuspended, ModeRestored, Rejected, CanaryStarted, CanaryStep, CanaryPromoted, CanaryRejected, CanaryEnded,
     Tuned, TuningKept, TuningReverted, or Observed: what would have been done under automation: Enforce."""
     reason: Word
     """The signal, the alert, Spec, Recovered, RetryToken, Samples."""

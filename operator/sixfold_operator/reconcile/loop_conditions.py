@@ -70,6 +70,10 @@ def shadow_active(findings: Findings) -> tuple[Verdict, ConditionStatus]:
     for _, pod in sorted(findings.states.items()):
         if pod.shadow_off:
             return Verdict(False, "PodsGoWithout", f"pod {pod.pod}: {pod.shadow_off}"), ConditionStatus.FALSE
+    if not findings.states:
+        return Verdict(
+            False, "NoReadyPods", "no pod has told whether it computes answers again"
+        ), ConditionStatus.UNKNOWN
     if findings.effective.config.level == 0:
         return Verdict(False, "Level0", "every answer is level 0's already"), ConditionStatus.FALSE
     shadow = findings.spec.shadow
