@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 2 * 2**20
 FORGOTTEN_AFTER_SECONDS = 5 * 3600.0
 """A firing alert that is not repeated for so long has ended: Alertmanager repeats every 4 hours by default."""
+MAX_LABEL_SETS = 1000
+"""Of one alert and policy that are remembered."""
 PREFIX = "Alert/"
 
 Place = tuple[str, str]
@@ -62,6 +64,22 @@ class Listed:
     names: Collection[str] = ()
 
 
+@dataclass
+class _Series:
+    """One alert of one policy: it may fire for several label sets at once, of pods for example.
+
+    Attributes:
+        firing: label sets that fire -> when each was heard of last.
+        at: when anything was heard last.
+    """
+
+    firing: dict[frozenset[tuple[str, str]], datetime]
+    at: datetime
+
+    def forget_old(self, now: datetime) -> None:
+        self.firing = {labels: at for labels, at in self.firing.items() if not _is_old(at, now)}
+
+
 class Alerts:
     """Remembers alerts; the HTTP server in front of it ends with `stop`.
 
@@ -82,7 +100,7 @@ class Alerts:
         self._listed = listed
         self._wake = wake
         self._now = now
-        self._heard: dict[Place, dict[str, Heard]] = {}
+        self._heard: dict[Place, dict[str, _Series]] = {}
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int, host: str | None = None) -> int:
@@ -102,7 +120,10 @@ class Alerts:
     def firing(self, namespace: str, policy: str) -> Firing:
         """What was heard about a policy's alerts; one that was not repeated for long counts as ended."""
         heard, now = self._heard.get((namespace, policy), {}), self._now()
-        return {name: Heard(found.is_firing and not _is_old(found, now), found.at) for name, found in heard.items()}
+        return {
+            name: Heard(any(not _is_old(at, now) for at in series.firing.values()), series.at)
+            for name, series in heard.items()
+        }
 
     def forget(self, namespace: str, policy: str) -> None:
         """The policy is gone."""
@@ -112,7 +133,11 @@ class Alerts:
         if not self._is_authorized(request.headers.get("Authorization", "")):
             metrics.ALERTS.labels("unauthorized").inc()
             return web.json_response({"error": "missing or wrong bearer token"}, status=401)
-        body = await request.read()  # aiohttp answers 413 where it is too large
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            metrics.ALERTS.labels("malformed").inc()
+            raise
         try:
             notification = _Notification.model_validate_json(body)
         except ValidationError as error:
@@ -129,7 +154,7 @@ class Alerts:
         except (OSError, UnicodeDecodeError) as error:
             log.error("the token of the alerts' receiver can't be read: %s", error)
             return False
-        return bool(token) and hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+        return bool(token) and hmac.compare_digest(header.encode(errors="surrogateescape"), f"Bearer {token}".encode())
 
     def _take(self, alert: _Alert) -> str:
         """Remember one alert; returns what became of it, as it is counted."""
@@ -149,9 +174,17 @@ class Alerts:
         is_over = alert.ends_at is not None and _EPOCH < _aware(alert.ends_at) <= now
         fires = alert.status == "firing" and not is_over
         heard = self._heard.setdefault((namespace, policy), {})
-        before = heard.get(name)
-        heard[name] = Heard(fires, now)
-        if before is not None and before.is_firing is fires:
+        is_new = name not in heard
+        series = heard.setdefault(name, _Series({}, now))
+        series.forget_old(now)
+        labels = frozenset(alert.labels.items())
+        is_known = not is_new and (labels in series.firing) is fires
+        series.at = now
+        if fires and (labels in series.firing or len(series.firing) < MAX_LABEL_SETS):
+            series.firing[labels] = now
+        elif not fires:
+            series.firing.pop(labels, None)
+        if is_known:
             return "repeated"
         self._wake(namespace, policy)
         return "taken"
@@ -196,8 +229,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Alertmanager sends the year 1 for an alert that has no end yet."""
 
 
-def _is_old(heard: Heard, now: datetime) -> bool:
-    return (now - heard.at).total_seconds() > FORGOTTEN_AFTER_SECONDS
+def _is_old(at: datetime, now: datetime) -> bool:
+    return (now - at).total_seconds() > FORGOTTEN_AFTER_SECONDS
 
 
 def _aware(moment: datetime) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -49,7 +50,9 @@ PROMETHEUS_SECONDS = Histogram(
 )
 PROMETHEUS_UP = Gauge("sixfold_operator_prometheus_up", "Whether Prometheus answered any query of the last round")
 _SIGNAL = ["namespace", "policy", "signal"]
-SIGNAL_VALUE = Gauge("sixfold_operator_signal_value", "Value of a signal as it was judged last", _SIGNAL)
+SIGNAL_VALUE = Gauge(
+    "sixfold_operator_signal_value", "Value of a signal as it was judged last; NaN where it is Unknown", _SIGNAL
+)
 SIGNAL_VERDICT = Gauge("sixfold_operator_signal_verdict", "0 is Ok, 1 Breach, -1 Unknown", _SIGNAL)
 TICKETS = Gauge("sixfold_operator_tickets", "Tickets by phase", ["namespace", "policy", "phase"])
 COST_PER_HOUR = Gauge(
@@ -63,8 +66,7 @@ def watched(place: tuple[str, str], observed: Iterable[Observed]) -> None:
     """Signals of a policy as they were judged now."""
     for entry in observed:
         SIGNAL_VERDICT.labels(*place, entry.name).set(_VERDICTS[entry.verdict])
-        if entry.value is not None:
-            SIGNAL_VALUE.labels(*place, entry.name).set(entry.value)
+        SIGNAL_VALUE.labels(*place, entry.name).set(math.nan if entry.value is None else entry.value)
 
 
 def costs(place: tuple[str, str], by_component: Mapping[str, float]) -> None:

@@ -20,15 +20,7 @@ CONNECT_SECONDS = 2.0
 
 
 class PrometheusError(Exception):
-    """Prometheus couldn't be asked, or answered with an error.
-
-    Attributes:
-        is_unreachable: no answer came at all.
-    """
-
-    def __init__(self, message: str, *, is_unreachable: bool = False) -> None:
-        super().__init__(message)
-        self.is_unreachable = is_unreachable
+    """Prometheus couldn't be asked, or gave no answer that can be read."""
 
 
 class Prometheus:
@@ -61,7 +53,7 @@ class Prometheus:
             # A server that trickles its answer never runs into the time-out of a read.
             return await asyncio.wait_for(work, CONNECT_SECONDS + 2 * self._timeout_seconds)
         except TimeoutError:
-            raise PrometheusError(f"{self._name} doesn't answer in time", is_unreachable=True) from None
+            raise PrometheusError(f"{self._name} doesn't answer in time") from None
 
     def _query(self, expression: str) -> Any:
         import requests  # together with its client 20 MiB: only where one is configured
@@ -74,9 +66,11 @@ class Prometheus:
         except PrometheusApiClientException as error:
             raise PrometheusError(f"{self._name} answers {_shortened(_status_text(str(error)))}") from error
         except requests.Timeout as error:
-            raise PrometheusError(f"{self._name} doesn't answer in time", is_unreachable=True) from error
+            raise PrometheusError(f"{self._name} doesn't answer in time") from error
+        except requests.exceptions.SSLError as error:
+            raise PrometheusError(f"the certificate of {self._name} isn't trusted, or it speaks no TLS") from error
         except requests.ConnectionError as error:
-            raise PrometheusError(f"{self._name} can't be reached", is_unreachable=True) from error
+            raise PrometheusError(f"{self._name} can't be reached") from error
         except (requests.RequestException, ValueError, KeyError, TypeError, OSError) as error:
             raise PrometheusError(f"{self._name} gives no answer of Prometheus: {_shortened(repr(error))}") from error
         return found

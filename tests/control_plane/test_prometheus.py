@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "e2e"))
 
 from prometheus_server import Job, PrometheusServer
+from redis_server import Certificates
 
 from sixfold_api.control_status import Verdict
 from sixfold_api.ticket import Cause
@@ -332,7 +334,9 @@ async def test_the_signals_file_is_read_again_and_a_bad_one_is_told(server: Prom
 
 
 @contextmanager
-def _answering(status: int, body: bytes, delay_seconds: float = 0.0) -> Iterator[tuple[str, list[str]]]:
+def _answering(
+    status: int, body: bytes, delay_seconds: float = 0.0, certificates: Certificates | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """A server that answers everything alike; its address and the Authorization headers that it got."""
     seen: list[str] = []
 
@@ -355,10 +359,14 @@ def _answering(status: int, body: bytes, delay_seconds: float = 0.0) -> Iterator
                 super().handle()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates.certificate, certificates.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
+        yield f"http{'s' if certificates else ''}://127.0.0.1:{server.server_port}", seen
     finally:
         server.shutdown()
         server.server_close()
@@ -392,6 +400,19 @@ async def test_a_trickling_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(PrometheusError, match="in time"):
             await prometheus.ask(SIGNALS["ErrorRate"])
         prometheus.close()
+
+
+async def test_the_certificate_is_checked_and_no_password_is_told(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    with _answering(200, b'{"data":{"result":[]}}', certificates=certificates) as (url, _):
+        trusting = Prometheus(url, timeout_seconds=1.0, ca_file=certificates.ca)
+        assert await trusting.ask(SIGNALS["ErrorRate"]) == {}
+        trusting.close()
+        wary = Prometheus(url.replace("://", "://user:secret@"), timeout_seconds=1.0)
+        with pytest.raises(PrometheusError, match="certificate") as refused:
+            await wary.ask(SIGNALS["ErrorRate"])
+        wary.close()
+    assert "secret" not in str(refused.value)
 
 
 async def test_the_token_is_read_each_time(tmp_path: Path) -> None:

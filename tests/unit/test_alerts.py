@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -78,6 +79,14 @@ async def test_an_alert_fires_is_repeated_and_ends(post: Post) -> None:
     assert post.woken == [("shop", "bot")] * 2
 
 
+async def test_one_pod_that_recovers_leaves_the_others_alert_in_place(post: Post) -> None:
+    assert await post.send(body(alert(pod="a"), alert(pod="b"))) == (200, {"taken": 2})
+    assert await post.send(body(alert(pod="a"), alert("resolved", pod="b"))) == (200, {"repeated": 1, "taken": 1})
+    assert post.alerts.firing("shop", "bot")["High5xx"].is_firing
+    await post.send(body(alert("resolved", pod="a"), alert("resolved", pod="b")))
+    assert not post.alerts.firing("shop", "bot")["High5xx"].is_firing
+
+
 async def test_what_nobody_asked_for_is_answered_and_counted(post: Post) -> None:
     before = {result: counted(result) for result in ("unlisted", "unknown_policy")}
     sent = body(alert(alertname="Other"), alert(policy="nobody"), alert(namespace="elsewhere"))
@@ -94,6 +103,13 @@ async def test_only_who_has_the_token_is_heard(post: Post, token: str) -> None:
     assert (status, post.alerts.firing("shop", "bot")) == (401, {})
     assert "token" in answer["error"]
     assert counted("unauthorized") == before + 1
+
+
+async def test_a_token_that_is_no_text_is_refused(post: Post) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", post.port)
+    writer.write(b"POST /alerts HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
+    assert b" 401 " in await reader.readline()
+    writer.close()
 
 
 async def test_a_new_token_counts_at_once_and_none_lets_nobody_in(post: Post) -> None:
@@ -119,7 +135,9 @@ async def test_a_malformed_body_is_told_what_is_wrong(post: Post, sent: bytes) -
 
 
 async def test_too_large_a_body_is_refused(post: Post) -> None:
+    before = counted("malformed")
     assert (await post.send(b" " * (MAX_BODY_BYTES + 1)))[0] == 413
+    assert counted("malformed") == before + 1
 
 
 JSON = st.recursive(

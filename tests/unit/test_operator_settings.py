@@ -18,3 +18,20 @@ def test_namespaces_are_a_json_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIXFOLD_RUNTIME_IMAGE", "registry.example/runtime:1")
     monkeypatch.setenv("SIXFOLD_WATCH_NAMESPACES", '["a", "b"]')
     assert OperatorSettings().watch_namespaces == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PROMETHEUS_URL", "prometheus:9090"),
+        ("PROMETHEUS_TIMEOUT_SECONDS", "0"),
+        ("ALERTS_PORT", "70000"),
+    ],
+)
+def test_what_is_wrong_with_monitoring_is_named(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIXFOLD_RUNTIME_IMAGE", "registry.example/runtime:1")
+    monkeypatch.setenv(f"SIXFOLD_{name}", value)
+    assert main() == 2
+    assert name.lower() in capsys.readouterr().err

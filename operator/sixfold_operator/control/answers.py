@@ -97,8 +97,10 @@ def _state(
         )
     age_seconds, scrapes = fresh[0].value, fresh[0].samples
     spacing_seconds = SCRAPES_SECONDS / max(scrapes, 1.0)
-    if age_seconds > max(INTERVALS * interval_seconds, SCRAPES * spacing_seconds):
-        return STALE, f"the newest sample of this policy's pods is {age_seconds:.0f} s old"
+    limit_seconds = max(INTERVALS * interval_seconds, SCRAPES * spacing_seconds)
+    if age_seconds > limit_seconds:
+        # Not how old: a condition that changes each round would be written each round.
+        return STALE, f"the newest sample of this policy's pods in Prometheus is older than {limit_seconds:.0f} s"
     return FOUND, ""
 
 
