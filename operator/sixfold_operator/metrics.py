@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from sixfold_api.control_status import Verdict
+from sixfold_api.ticket import Phase
 from sixfold_operator.control.model import Observed
 
 RECONCILES = Counter("sixfold_operator_reconciles", "Reconciles by kind and result (ok, error)", ["kind", "result"])
@@ -67,6 +68,12 @@ def watched(place: tuple[str, str], observed: Iterable[Observed]) -> None:
     for entry in observed:
         SIGNAL_VERDICT.labels(*place, entry.name).set(_VERDICTS[entry.verdict])
         SIGNAL_VALUE.labels(*place, entry.name).set(math.nan if entry.value is None else entry.value)
+
+
+def tickets(place: tuple[str, str], phases: Sequence[Phase]) -> None:
+    """Tickets of a policy."""
+    for phase in Phase:
+        TICKETS.labels(*place, phase.value).set(phases.count(phase))
 
 
 def costs(place: tuple[str, str], by_component: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ from sixfold_operator.cache import Cache, Place
 from sixfold_operator.collector import Collector, SignalsFile
 from sixfold_operator.prometheus import Prometheus
 from sixfold_operator.reconcile.context import Clock
-from sixfold_operator.reconcile.decisions import Watched
+from sixfold_operator.reconcile.decided import Watched
 from sixfold_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from sixfold_api.control_status import Verdict
 from sixfold_api.ticket import Cause
 from sixfold_operator.collector import Collector, SignalsFile
 from sixfold_operator.control.answers import readings
-from sixfold_operator.control.figures import arm_figures
+from sixfold_operator.control.figures import arm_figures, busy_share, request_cost_seconds
 from sixfold_operator.control.model import Reading, Signal, Snapshot
 from sixfold_operator.control.promql import expression_of
 from sixfold_operator.control.signals import BUILT_IN
@@ -216,6 +216,9 @@ def test_arms_side_by_side(answers: Callable[[str], tuple[Reading, ...]]) -> Non
     assert stable.divergence_nats == pytest.approx(0.04, rel=0.02)
     assert (canary.requests, canary.errors) == (pytest.approx(300, rel=0.05), 0)
     assert canary.p95_seconds is None
+    assert request_cost_seconds(snapshot) == pytest.approx(0.2, rel=0.02)
+    assert request_cost_seconds(snapshot, arm="canary") is None
+    assert busy_share(snapshot) == pytest.approx(0.2, rel=0.02)
 
 
 @pytest.mark.parametrize("signal", BUILT_IN, ids=lambda signal: signal.name)

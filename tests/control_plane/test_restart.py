@@ -11,7 +11,8 @@ from sixfold_operator.kube import Kube
 from sixfold_operator.pod_states import PodStates
 from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Context
-from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decider
+from sixfold_operator.reconcile.decided import NOTHING_WATCHED
+from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
 from sixfold_operator.settings import OperatorSettings

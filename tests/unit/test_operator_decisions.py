@@ -22,7 +22,8 @@ from sixfold_operator.controller import tags
 from sixfold_operator.reconcile.children import covers, has_drifted
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Clock
-from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decided, Decider
+from sixfold_operator.reconcile.decided import NOTHING_WATCHED, Decided
+from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import build_status, notes
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status, pod_problem

@@ -18,7 +18,8 @@ from sixfold_api.variant import ModelVariantSpec
 from sixfold_operator.builders.job import Inputs, claims, preparation_job
 from sixfold_operator.reconcile.config_rollout import reach
 from sixfold_operator.reconcile.context import Clock
-from sixfold_operator.reconcile.decisions import NOTHING_WATCHED, Decided, Decider
+from sixfold_operator.reconcile.decided import NOTHING_WATCHED, Decided
+from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import build_status, notes
 from sixfold_operator.reconcile.policy_weights import weights_under_way

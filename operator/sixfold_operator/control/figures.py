@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from sixfold_api.ticket import Cause
 from sixfold_operator.control.canary import ArmFigures
 from sixfold_operator.control.model import Reading, Snapshot
 
-STABLE, CANARY = "stable", "canary"
-
-
-@dataclass(frozen=True)
-class WasteShare:
-    """What one cause wastes of one variant's operations."""
-
-    variant: str
-    cause: Cause
-    share: float
+STABLE = "stable"
 
 
 def request_cost_seconds(snapshot: Snapshot, level: int | None = None, arm: str = STABLE) -> float | None:
@@ -27,31 +16,10 @@ def request_cost_seconds(snapshot: Snapshot, level: int | None = None, arm: str 
     return _mean(_chosen(snapshot, "RequestCost", level, arm))
 
 
-def request_samples(snapshot: Snapshot, level: int | None = None, arm: str = STABLE) -> float:
-    """How many requests stand behind request_cost_seconds."""
-    return sum(each.samples for each in _chosen(snapshot, "RequestCost", level, arm))
-
-
-def requests_per_second(snapshot: Snapshot) -> float | None:
-    """Of all levels and arms; None where Prometheus knows of none."""
-    readings = _finite(snapshot.readings.get("RequestRate", ()))
-    return sum(each.value for each in readings) if readings else None
-
-
 def busy_share(snapshot: Snapshot) -> float | None:
     """Share of the time in which pods that hold a model compute."""
     readings = _finite(snapshot.readings.get("BusyShare", ()))
     return readings[0].value if len(readings) == 1 else None
-
-
-def wasted_by_cause(snapshot: Snapshot, variant: str | None = None) -> tuple[WasteShare, ...]:
-    """Shares of operations, the largest first; of one variant or of all."""
-    shares = (
-        WasteShare(each.variant, each.cause, each.value)
-        for each in _finite(snapshot.readings.get("WastedByCause", ()))
-        if each.cause is not None and each.variant is not None and variant in (None, each.variant)
-    )
-    return tuple(sorted(shares, key=lambda each: (-each.share, each.variant, each.cause)))
 
 
 def arm_figures(snapshot: Snapshot, arm: str, level: int | None = None) -> ArmFigures:

@@ -2,71 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from sixfold_api.control_status import HistoryEntry, SignalStatus, Verdict
+from sixfold_api.control_status import SignalStatus, Verdict
 from sixfold_api.modes import Mode
 from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
-from sixfold_operator.alerts import Firing, observed_alerts
+from sixfold_operator.alerts import observed_alerts
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.control.canary import judge
 from sixfold_operator.control.figures import arm_figures
-from sixfold_operator.control.model import CanaryJudgement, Observed, Signal, Snapshot, State, View
+from sixfold_operator.control.model import CanaryJudgement, Observed, Snapshot, State, View
 from sixfold_operator.control.reducer import decide
+from sixfold_operator.control.tickets import Ticket
 from sixfold_operator.control.verdicts import observe
 from sixfold_operator.control.view import state_of, thresholds_of, view_of
 from sixfold_operator.reconcile.context import Clock
+from sixfold_operator.reconcile.decided import Decided, Watched
 from sixfold_operator.reconcile.inputs import Find
 from sixfold_operator.reconcile.quality_bounds import quality_bounds
 from sixfold_operator.reconcile.rollout import last_status
+from sixfold_operator.reconcile.waste_actions import act_on_waste
 
 EARLY = 0.9
 """A round that comes a little before the interval is over counts."""
 
 Place = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What is known of the world outside of Kubernetes.
-
-    Attributes:
-        signals: all that are watched; none where no Prometheus is configured.
-        snapshot: what Prometheus said last about a policy; None before the first round.
-        firing: alerts of a policy that fire now.
-    """
-
-    signals: Callable[[], Sequence[Signal]]
-    snapshot: Callable[[str, str], Snapshot | None]
-    firing: Callable[[str, str], Firing]
-
-
-NOTHING_WATCHED = Watched(signals=tuple, snapshot=lambda *_: None, firing=lambda *_: {})
-"""Where no Prometheus is configured."""
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What was decided.
-
-    Attributes:
-        observed: signals and alerts as they were judged now; none between two intervals.
-        snapshot: what they were judged from.
-        unknown: signals of spec.analysis.thresholds that nobody watches.
-    """
-
-    state: State
-    view: View
-    thresholds: Mapping[str, float]
-    decisions: tuple[HistoryEntry, ...] = ()
-    recorded: tuple[HistoryEntry, ...] = ()
-    """Decisions that stand in the status already."""
-    observed: tuple[Observed, ...] = ()
-    snapshot: Snapshot | None = None
-    unknown: tuple[str, ...] = ()
-    watches: bool = True
-    """Whether a Prometheus is configured."""
 
 
 class Decider:
@@ -79,9 +40,24 @@ class Decider:
         self._alerts: dict[Place, frozenset[str]] = {}
 
     def decide(
+        self,
+        policy: Manifest,
+        spec: InferencePolicySpec,
+        unsupported: Mapping[Mode, str],
+        variant: Find,
+        tickets: Sequence[Ticket] = (),
+        engine_pods: int | None = None,
+    ) -> Decided:
+        """The next state of a policy, whose status has the last one, and of its tickets."""
+        decided = self._levels(policy, spec, unsupported, variant)
+        place = policy["metadata"]["namespace"], policy["metadata"]["name"]
+        return act_on_waste(
+            decided, place, spec, self._watched.signals(), variant, tickets, engine_pods, self._clock.now()
+        )
+
+    def _levels(
         self, policy: Manifest, spec: InferencePolicySpec, unsupported: Mapping[Mode, str], variant: Find
     ) -> Decided:
-        """The next state of a policy, whose status has the last one."""
         place = policy["metadata"]["namespace"], policy["metadata"]["name"]
         before, now = last_status(InferencePolicyStatus, policy), self._clock.now()
         view, state = view_of(spec, unsupported, before), state_of(before)

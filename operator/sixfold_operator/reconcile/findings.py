@@ -10,7 +10,7 @@ from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.runtime_config import CanaryConfig, PodState
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.reconcile.config_rollout import Reach
-from sixfold_operator.reconcile.decisions import Decided
+from sixfold_operator.reconcile.decided import Decided
 from sixfold_operator.reconcile.rollout import Verdict
 
 

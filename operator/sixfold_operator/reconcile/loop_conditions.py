@@ -5,6 +5,7 @@ from __future__ import annotations
 from sixfold_api.conditions import ConditionStatus
 from sixfold_api.control_status import Verdict as SignalVerdict
 from sixfold_operator.control.levels import AWAITS_CANARY
+from sixfold_operator.control.tickets import open_message
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.rollout import Verdict
 
@@ -52,6 +53,12 @@ def rolled_back(findings: Findings) -> Verdict | None:
     outlook = "what was rejected stays off until the spec or retryToken changes" if rejected else "it recovers by steps"
     reason = "LevelLowered" if state.level is not None and state.level.target < view.ceiling else "ModeSuspended"
     return Verdict(False, reason, f"{'; '.join(parts)}; {outlook}")
+
+
+def ticket_open(findings: Findings) -> Verdict | None:
+    """Waste that waits for somebody."""
+    waiting = findings.decided.tickets.open
+    return Verdict(False, "WasteSeen", open_message(waiting)) if waiting else None
 
 
 def signals_unknown(findings: Findings) -> Verdict | None:

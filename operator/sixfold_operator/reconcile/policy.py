@@ -34,7 +34,8 @@ from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
-from sixfold_operator.reconcile.decisions import Decided, Decider
+from sixfold_operator.reconcile.decided import Decided
+from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.policy_status import (
     build_status,
@@ -48,6 +49,7 @@ from sixfold_operator.reconcile.policy_weights import weights_under_way
 from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running, last_status
 from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
+from sixfold_operator.reconcile.tickets import existing_tickets, write_tickets
 
 ASK_AGAIN_SECONDS = 10.0
 """How often pods are asked that aren't ready, miss something, or share a Redis."""
@@ -90,6 +92,7 @@ class PolicyReconciler:
         if just_written:
             await self._poke(findings, pods_to_poke(_all(findings), {}, sequence, 0, just_written=True))
         await self._apply_workload(findings, loads)
+        await write_tickets(self._context, policy, findings.decided.tickets)
         if sequence:
             await self._ask(findings, sequence, just_written)
         await self._write(findings)
@@ -110,7 +113,9 @@ class PolicyReconciler:
             return cache.get(VARIANT_KIND, namespace, variant_name)
 
         served = resolve(spec, variant)
-        decided = self._decider.decide(policy, spec, served.unsupported, variant)
+        tickets = existing_tickets(cache, policy)
+        working = sum(is_ready(pod) for part in (ENGINE, CLASSIFIER) for pod in pods.get(part, ()))
+        decided = self._decider.decide(policy, spec, served.unsupported, variant, tickets, working)
         stable, canary = effective_inputs(decided.state, decided.view)
 
         def of(arm: ArmInputs) -> Effective:
@@ -279,6 +284,7 @@ class PolicyReconciler:
         metrics.POLICY_LEVEL.labels(*place).set(findings.effective.config.level)
         metrics.POLICY_CEILING.labels(*place).set(findings.spec.rollback_level)
         metrics.watched(place, findings.decided.observed)
+        metrics.tickets(place, [ticket.status.phase for ticket in findings.decided.tickets.now])
         metrics.costs(place, _costs(findings.spec))
 
     async def _write_invalid(self, policy: Manifest, error: ValidationError) -> None:

@@ -15,7 +15,7 @@ from sixfold_operator.builders.common import selector
 from sixfold_operator.builders.workload import components
 from sixfold_operator.control.view import remembered
 from sixfold_operator.reconcile.findings import Findings
-from sixfold_operator.reconcile.loop_conditions import loop_conditions, rolled_back, signals_unknown
+from sixfold_operator.reconcile.loop_conditions import loop_conditions, rolled_back, signals_unknown, ticket_open
 from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, slices_failed, weights_failed
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
 from sixfold_operator.reconcile.status_writer import ALARMS, Note, transition_notes
@@ -134,6 +134,7 @@ def _conditions(findings: Findings) -> list[Condition]:
         "PartsNotFound": parts_not_found(findings),
         "RolledBack": rolled_back(findings),
         "SignalsUnknown": signals_unknown(findings),
+        "TicketOpen": ticket_open(findings),
         **findings.warnings,
     }
     for type_, reported in told.items():

@@ -1,0 +1,126 @@
+"""remediation: AutoApply: one value at a time, within bounds, and kept only if the cost of a request falls. Pure.
+
+The objective is engine seconds of a request. A value is tried where health is conclusive and nothing else is on its
+way; after a cooldown's time it is kept or taken back, and one that was taken back isn't tried again for this spec.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from sixfold_api.conditions import timestamp
+from sixfold_api.control_status import Rejection, SignalStatus, TrialStatus, TunedValue, Verdict
+from sixfold_api.policy import InferencePolicySpec
+from sixfold_api.tuning import spec_value
+from sixfold_operator.control.figures import request_cost_seconds, request_samples
+from sixfold_operator.control.memory import changed, entry, is_cooling, is_judged, with_control, with_rejection
+from sixfold_operator.control.model import Outcome, Snapshot, State, View
+from sixfold_operator.control.moments import seconds_since
+from sixfold_operator.control.ramp import begin_tuned
+from sixfold_operator.control.recommendations import recommend
+from sixfold_operator.control.waste import Facts, Waste, is_seen
+from sixfold_operator.control.waste_signals import WASTE
+
+LEAST_GAIN = 0.01
+"""A value that brings less isn't worth differing from the spec."""
+MIN_SAMPLES = 20.0
+WASTE_NAMES = frozenset(signal.name for signal in WASTE)
+MOST_WINDOWS = 3.0
+"""So many windows without a measurement, and the value is taken back."""
+
+
+def step(
+    state: State,
+    view: View,
+    spec: InferencePolicySpec,
+    found: Sequence[Waste],
+    facts: Facts,
+    snapshot: Snapshot | None,
+    now: datetime,
+) -> Outcome:
+    """What tuning does after a look: begins a trial, ends one, or nothing."""
+    cost = _objective(snapshot)
+    if state.control.trial is not None:
+        return _judge(state, view, state.control.trial, cost, now)
+    if cost is None or not _is_calm(state, view, now):
+        return Outcome(state)
+    for waste in found:
+        if not is_seen(waste, view.timing.failure_limit):
+            continue
+        advice = recommend(waste.cause, spec, facts, waste.variant)
+        base = None if advice.path is None else spec_value(spec, advice.path)
+        if advice.path is not None and advice.value is not None and base is not None:
+            tuned = TunedValue(path=advice.path, value=advice.value, base=base, since=timestamp(now))
+            return _begin(state, view, tuned, cost, waste, now)
+    return Outcome(state)
+
+
+def _objective(snapshot: Snapshot | None) -> float | None:
+    """Engine seconds of a request; None without requests enough."""
+    if snapshot is None or request_samples(snapshot) < MIN_SAMPLES:
+        return None
+    cost = request_cost_seconds(snapshot)
+    return cost if cost is not None and math.isfinite(cost) and cost > 0 else None
+
+
+def _is_calm(state: State, view: View, now: datetime) -> bool:
+    """Healthy, at the ceiling, and nothing under way."""
+    breaches = any(signal.verdict is Verdict.BREACH for signal in _health(state))
+    at_ceiling = state.level is not None and state.level.target == view.ceiling
+    is_idle = state.canary is None and not state.suspended and at_ceiling
+    return is_idle and not breaches and is_judged(view, now) and not is_cooling(state, view, now)
+
+
+def _health(state: State) -> Iterator[SignalStatus]:
+    return (signal for signal in state.signals if signal.name not in WASTE_NAMES)
+
+
+def _begin(state: State, view: View, tuned: TunedValue, cost: float, waste: Waste, now: datetime) -> Outcome:
+    previous = next((held.value for held in state.tuned if held.path == tuned.path), None)
+    outcome = begin_tuned(state, view, tuned, now)
+    if not outcome.decisions:
+        return outcome
+    trial = TrialStatus(path=tuned.path, previous=previous, objective=f"{cost:.9g}", since=timestamp(now))
+    before = previous or tuned.base
+    message = f"{tuned.path} {before} -> {tuned.value}, on trial: {waste.signal} breaches ({waste.cause})"
+    told = entry(now, "Tuned", waste.signal, message)
+    decisions = tuple(told if item.decision == "Tuned" else item for item in outcome.decisions)
+    return Outcome(with_control(outcome.state, trial=trial), decisions)
+
+
+def _judge(state: State, view: View, trial: TrialStatus, cost: float | None, now: datetime) -> Outcome:
+    """A running trial: kept, taken back, or given more time."""
+    held = next((entry for entry in state.tuned if entry.path == trial.path), None)
+    on_trial = state.canary is not None and state.canary.tuned is not None and state.canary.tuned.path == trial.path
+    if on_trial:
+        return Outcome(state)
+    if held is None:  # the spec changed below it, or its canary ended
+        return Outcome(with_control(state, trial=None))
+    waited = seconds_since(held.since, now)
+    window = max(view.timing.cooldown, view.timing.failure_limit * view.timing.interval)
+    if any(signal.verdict is Verdict.BREACH for signal in _health(state)):
+        return _take_back(state, view, trial, held, "health suffered", now)
+    if waited < window or (cost is None and waited < MOST_WINDOWS * window):
+        return Outcome(state)
+    if cost is None:
+        return _take_back(state, view, trial, held, "its effect could not be measured", now)
+    before = float(trial.objective)
+    gain = 1 - cost / before
+    figures = f"{before * 1000:.3g} -> {cost * 1000:.3g} ms of an engine a request ({-100 * gain:+.1f} %)"
+    if gain < LEAST_GAIN:
+        return _take_back(state, view, trial, held, figures, now)
+    message = f"{trial.path} = {held.value} is kept: {figures}"
+    return Outcome(with_control(state, trial=None), (entry(now, "TuningKept", "Objective", message),))
+
+
+def _take_back(state: State, view: View, trial: TrialStatus, held: TunedValue, why: str, now: datetime) -> Outcome:
+    others = tuple(item for item in state.tuned if item.path != trial.path)
+    if trial.previous is not None:
+        others += (held.model_copy(update={"value": trial.previous, "since": timestamp(now)}),)
+    rejection = Rejection(path=trial.path, value=held.value, spec_hash=view.spec_hash, reason="Tuning")
+    after = with_rejection(changed(replace(state, tuned=others), now), rejection)
+    message = f"{trial.path} = {held.value} is taken back: {why}"
+    return Outcome(with_control(after, trial=None), (entry(now, "TuningReverted", "Objective", message),))

@@ -1,0 +1,82 @@
+"""Waste that was seen -> tickets, and values that were approved or are tried. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from sixfold_api.analysis import Remediation
+from sixfold_api.control_status import TunedValue
+from sixfold_api.policy import InferencePolicySpec
+from sixfold_operator.control.answers import FOUND
+from sixfold_operator.control.figures import busy_share
+from sixfold_operator.control.levels import rejections
+from sixfold_operator.control.memory import is_cooling
+from sixfold_operator.control.model import Outcome, Signal, View
+from sixfold_operator.control.ramp import begin_tuned
+from sixfold_operator.control.tickets import Ticket, plan
+from sixfold_operator.control.tuning import step
+from sixfold_operator.control.waste import Facts, rejected_values, wasted_shares, wastes
+from sixfold_operator.reconcile.decided import Decided
+from sixfold_operator.reconcile.inputs import Find
+from sixfold_operator.reconcile.quality_bounds import exit_variants
+
+Place = tuple[str, str]
+
+
+def act_on_waste(
+    decided: Decided,
+    place: Place,
+    spec: InferencePolicySpec,
+    signals: Sequence[Signal],
+    variant: Find,
+    tickets: Sequence[Ticket],
+    engine_pods: int | None,
+    now: datetime,
+) -> Decided:
+    """The policy's tickets after this look, with the values that follow from approval or from tuning."""
+    facts = _facts(decided, place, spec, variant, engine_pods)
+    found = wastes(signals, decided.observed, decided.state.signals, decided.snapshot)
+    planned = plan(spec, found, facts, tickets, now)
+    outcome = Outcome(decided.state)
+    if planned.approved and not is_cooling(decided.state, decided.view, now):
+        outcome = _begin(decided, decided.view, planned.approved[0], now)
+    elif decided.observed and spec.remediation is Remediation.AUTO_APPLY and decided.view.enforce:
+        outcome = step(decided.state, decided.view, spec, found, facts, decided.snapshot, now)
+    return replace(
+        decided,
+        state=outcome.state,
+        decisions=(*decided.decisions, *outcome.decisions),
+        tickets=planned,
+    )
+
+
+def _begin(decided: Decided, view: View, tuned: TunedValue, now: datetime) -> Outcome:
+    """One approved value a look; a human's approval needs no trial."""
+    running = decided.state.canary
+    if running is not None and running.tuned is not None and running.tuned.path == tuned.path:
+        return Outcome(decided.state)
+    return begin_tuned(decided.state, view, tuned, now)
+
+
+def _facts(decided: Decided, place: Place, spec: InferencePolicySpec, variant: Find, engine_pods: int | None) -> Facts:
+    state, view, snapshot = decided.state, decided.view, decided.snapshot
+    known = snapshot if snapshot is not None and snapshot.reason == FOUND else None
+    share = None if known is None else busy_share(known)
+    rejected = rejected_values([(entry.path, entry.value) for entry in rejections(state, view)])
+    acceptance = next((entry.value for entry in decided.observed if entry.name == "AcceptanceRate"), None)
+    return Facts(
+        namespace=place[0],
+        policy=place[1],
+        timing=view.timing,
+        exit_variants=exit_variants(spec, variant),
+        target=view.ceiling if state.level is None else state.level.target,
+        suspended=frozenset(entry.mode for entry in state.suspended),
+        tuned=state.tuned,
+        rejected=rejected,
+        acceptance=acceptance,
+        wasted=wasted_shares(known),
+        busy_pods=None if share is None or engine_pods is None else share * engine_pods,
+        pods=engine_pods,
+    )
