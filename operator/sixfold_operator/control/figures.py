@@ -16,6 +16,11 @@ def request_cost_seconds(snapshot: Snapshot, level: int | None = None, arm: str 
     return _mean(_chosen(snapshot, "RequestCost", level, arm))
 
 
+def request_samples(snapshot: Snapshot, level: int | None = None, arm: str = STABLE) -> float:
+    """How many requests stand behind request_cost_seconds."""
+    return sum(each.samples for each in _chosen(snapshot, "RequestCost", level, arm))
+
+
 def busy_share(snapshot: Snapshot) -> float | None:
     """Share of the time in which pods that hold a model compute."""
     readings = _finite(snapshot.readings.get("BusyShare", ()))
