@@ -140,8 +140,8 @@ class HistoryEntry(StatusModel):
     at: Moment
     """When it was decided."""
     decision: Word
-    """LevelChanged, ModeSuspended, ModeRestored, Rejected, CanaryStarted, CanaryStep, CanaryPromoted, CanaryRejected, CanaryEnded,
-    Tuned, TuningKept, TuningReverted, or Observed: what would have been done under automation: Enforce."""
+    """LevelChanged, ModeSuspended, ModeRestored, Rejected, CanaryStarted, CanaryStep, CanaryPromoted, CanaryRejected,
+    CanaryEnded, Tuned, TuningKept, TuningReverted, or Observed: what would have been done under automation: Enforce."""
     reason: Word
     """The signal, the alert, Spec, Recovered, RetryToken, Samples."""
     message: Annotated[str, StringConstraints(max_length=512)]
