@@ -126,9 +126,9 @@ class OptimizationTicketSpec(SpecModel):
     rules = (
         Rule(
             "self.policyRef == oldSelf.policyRef && self.fingerprint == oldSelf.fingerprint"
-            " && self.cause == oldSelf.cause && (self.decision == 'Pending'"
-            " || (self.evidence == oldSelf.evidence && self.recommendation == oldSelf.recommendation))",
-            "a ticket is what was found: only decision may change; the operator that finds it anew asks anew",
+            " && self.cause == oldSelf.cause && self.evidence == oldSelf.evidence"
+            " && self.recommendation == oldSelf.recommendation",
+            "a ticket is what was found when it was opened: only decision may change",
         ),
     )
 

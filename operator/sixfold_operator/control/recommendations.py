@@ -112,8 +112,8 @@ def _checked(situation: Situation, candidate: Candidate) -> Recommendation | Non
 
 
 def _turn_on(s: Situation, mode: Mode, is_there: bool, patch: dict[str, Any], what: str) -> Iterator[Candidate]:
-    """What keeps a mode from running, if anything does: its block is absent, the ceiling is too low, the operator turned
-    it off, or the level was rolled back."""
+    """What keeps a mode from running, if anything does: its block is absent, the ceiling is too low, the operator
+    turned it off, or the level was rolled back."""
     level = LEVEL_FROM[mode]
     raised: dict[str, Any] = {"rollbackLevel": level} if s.spec.rollback_level < level else {}
     also = f" {mode.value} runs from level {level}, so rollbackLevel goes up to it." if raised else ""
@@ -143,11 +143,13 @@ def _padding(s: Situation) -> Iterator[Candidate]:
     yield from _turn_on(s, Mode.DYNAMIC_BATCHING, s.spec.batching is not None, on, what)
     if (batching := s.now.batching) is not None:
         fewer = steps.fewer_batch_tokens(batching.max_batch_tokens)
-        yield Candidate(
-            f"Batches still mix lengths: smaller ones mix less. maxBatchTokens from {batching.max_batch_tokens} to {fewer}.",
-            "/batching/maxBatchTokens",
-            str(fewer),
-        )
+        if fewer < batching.max_batch_tokens:
+            yield Candidate(
+                "Batches still mix lengths, and smaller ones mix less: maxBatchTokens from"
+                f" {batching.max_batch_tokens} to {fewer}.",
+                "/batching/maxBatchTokens",
+                str(fewer),
+            )
         longer = steps.longer_wait(batching.short_wait, batching.max_wait)
         yield Candidate(
             "Short requests that wait a little longer find more of their own length: shortWait from"
@@ -167,8 +169,8 @@ def _rejected_draft(s: Situation) -> Iterator[Candidate]:
         one_by_one = speculative.threshold is not None and speculative.threshold.guard.value == "SingleToken"
         if not one_by_one:
             yield Candidate(
-                f"Most drafted tokens are computed for nothing{measured}: draft fewer at a time, numTokens from {tokens}"
-                f" to {fewer}.",
+                f"Most drafted tokens are computed for nothing{measured}: draft fewer at a time, numTokens from"
+                f" {tokens} to {fewer}.",
                 path,
                 str(fewer),
             )
@@ -177,7 +179,8 @@ def _rejected_draft(s: Situation) -> Iterator[Candidate]:
             patch={"generation": {"speculative": {"length": "CostModel"}}},
         )
         yield Candidate(
-            f"This draft isn't worth its time{measured}: remove speculative, or name a draft that is closer to the model.",
+            f"This draft isn't worth its time{measured}: remove speculative, or name a draft that is closer to the"
+            " model.",
             patch={"generation": {"speculative": None}},
         )
     yield Candidate("Drafted tokens are rejected, but the spec has no generation.speculative: nothing to change.")
@@ -234,8 +237,8 @@ def _unneeded_layers(s: Situation) -> Iterator[Candidate]:
         exits = classification.early_exit
         if exits is None and name not in s.facts.exit_variants:
             yield Candidate(
-                f"Layers are computed that change no label, but variant {name} has no exit heads: make a variant from it"
-                " with exitHeads: {training: …} and set classification.earlyExit on it."
+                f"Layers are computed that change no label, but variant {name} has no exit heads that let texts exit:"
+                " make a variant from it with exitHeads: {training: …} and set classification.earlyExit on it."
             )
         on = {"classification": {"earlyExit": {"rule": "Calibrated"}}}
         what = f"Layers are computed that change no label. Let texts leave variant {name} as soon as it is sure."

@@ -17,8 +17,8 @@ _UNITS = ("Ti", "Gi", "Mi", "Ki")
 def token_acceptance(drafted: int, share: float) -> float:
     """Chance that a drafted token is accepted if those before it were, given the share of drafted tokens that are.
 
-    Each is accepted with the same chance a and only after the one before it (Leviathan et al. 2023, arXiv 2211.17192), so
-    the share is (a + a^2 + … + a^drafted) / drafted. Solved by bisection.
+    Each is accepted with the same chance a and only after the one before it (Leviathan et al. 2023, arXiv 2211.17192),
+    so the share is (a + a^2 + … + a^drafted) / drafted. Solved by bisection.
     """
     low, high = 0.0, 1.0
     for _ in range(40):

@@ -1,11 +1,10 @@
-"""What tickets and tuning look at: wasted capacity, and what a recommendation needs to know beyond the spec. Plain data."""
+"""What tickets and tuning look at: wasted capacity, and what a recommendation needs beyond the spec. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from types import MappingProxyType
 
 from sixfold_api.control_status import SignalStatus, TunedValue, Verdict
@@ -13,12 +12,7 @@ from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.ticket import Cause, HeatMapCell
 from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot, Timing
 
-WASTED_BY_CAUSE, BUSY_SHARE, ACCEPTANCE_RATE, REQUEST_COST = (
-    "WastedByCause",
-    "BusyShare",
-    "AcceptanceRate",
-    "RequestCost",
-)
+WASTED_BY_CAUSE = "WastedByCause"
 FLOP_CAUSES = frozenset(
     {Cause.PADDING, Cause.REJECTED_DRAFT, Cause.RECOMPUTED_PREFIX, Cause.UNNEEDED_LAYERS, Cause.CANCELLED}
 )
@@ -64,7 +58,7 @@ class Facts:
 
     namespace: str
     policy: str
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
     exit_variants: frozenset[str] = frozenset()
     target: int = MAX_LEVEL
     suspended: frozenset[Mode] = frozenset()
@@ -158,8 +152,3 @@ def rejected_values(rejections: Collection[tuple[str | None, str | None]]) -> fr
 def is_seen(waste: Waste, failure_limit: int) -> bool:
     """Whether a breach has lasted long enough to act on it."""
     return waste.verdict is Verdict.BREACH and waste.failures >= failure_limit
-
-
-def hour(now: datetime) -> int:
-    """Hour of the day, UTC, of a heat-map cell."""
-    return now.hour
