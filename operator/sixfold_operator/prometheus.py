@@ -56,7 +56,7 @@ class Prometheus:
             raise PrometheusError(f"{self._name} doesn't answer in time") from None
 
     def _query(self, expression: str) -> Any:
-        import requests  # together with its client 20 MiB: only where one is configured
+        import requests  # it and its client: only where a Prometheus is configured
         from prometheus_api_client.exceptions import PrometheusApiClientException
 
         try:
