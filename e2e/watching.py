@@ -133,9 +133,9 @@ async def chat(http: httpx.AsyncClient, model: str) -> str:
 
 
 async def repeat_a_long_prompt(http: httpx.AsyncClient, model: str) -> str:
-    """The same long beginning again and again, for two tokens."""
+    """The same long beginning again and again, for a few tokens."""
     beginning = "Good morrow, my lord. I come with letters from the king, and with much news of the war. " * 12
-    body = {"model": model, "prompt": beginning + str(time.monotonic()), "max_tokens": 2, "temperature": 0}
+    body = {"model": model, "prompt": beginning + str(time.monotonic()), "max_tokens": 8, "temperature": 0}
     answer = await http.post("/v1/completions", json=body)
     return "" if answer.is_success else answer.text
 
