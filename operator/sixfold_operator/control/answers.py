@@ -129,11 +129,12 @@ def _reading(labels: Mapping[str, str], number: float, unix_seconds: float) -> R
         arm=labels.get("arm"),
         variant=labels.get("variant"),
         cause=None if cause is None else _CAUSES[cause],
+        length_bucket=labels.get("length_bucket"),
     )
 
 
 def _group(reading: Reading) -> tuple[object, ...]:
-    return reading.level, reading.arm, reading.variant, reading.cause
+    return reading.level, reading.arm, reading.variant, reading.cause, reading.length_bucket
 
 
 def _with_samples(

@@ -84,6 +84,7 @@ class Reading:
     arm: str | None = None
     variant: str | None = None
     cause: Cause | None = None
+    length_bucket: str | None = None
 
 
 @dataclass(frozen=True)

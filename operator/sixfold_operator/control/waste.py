@@ -11,6 +11,7 @@ from sixfold_api.control_status import SignalStatus, TunedValue, Verdict
 from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.ticket import Cause, HeatMapCell
 from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot, Timing
+from sixfold_operator.control.waste_signals import HEAT_MAP
 
 WASTED_BY_CAUSE = "WastedByCause"
 FLOP_CAUSES = frozenset(
@@ -86,12 +87,14 @@ def wastes(
     observed: Sequence[Observed],
     remembered: Iterable[SignalStatus],
     snapshot: Snapshot | None,
+    hour: int | None = None,
 ) -> tuple[Waste, ...]:
     """The waste signals of a policy with cause, variant and failures.
 
     Args:
         observed: verdicts, by the name of the signal, or `Signal/variant` where one is judged a variant.
         remembered: state.signals, of the same names, as the reducer left them this time.
+        hour: of the day, UTC, for the cell of the heat map.
     """
     known = {signal.name: signal for signal in signals if signal.kind is SignalKind.WASTE}
     failures = {status.name: status.failures for status in remembered}
@@ -114,9 +117,20 @@ def wastes(
                     threshold=entry.threshold if entry.threshold is not None else signal.threshold,
                     query=signal.query.replace("$window", seconds_text(signal.window_seconds)),
                     window_seconds=signal.window_seconds,
+                    cell=_cell(snapshot, variant, hour),
                 )
             )
     return tuple(found)
+
+
+def _cell(snapshot: Snapshot | None, variant: str | None, hour: int | None) -> HeatMapCell | None:
+    """Where most of a variant's requests are; None where that isn't known."""
+    readings = () if snapshot is None or hour is None else snapshot.readings.get(HEAT_MAP, ())
+    own = [reading for reading in readings if reading.variant and variant in (None, reading.variant)]
+    busiest = max(own, key=lambda reading: reading.value, default=None)
+    if busiest is None or hour is None or not busiest.variant or not busiest.length_bucket or not busiest.value > 0:
+        return None
+    return HeatMapCell(hour=hour, length_bucket=busiest.length_bucket, variant=busiest.variant)
 
 
 def _subject(signal: Signal, variant: str | None, snapshot: Snapshot | None) -> tuple[Cause | None, str | None]:

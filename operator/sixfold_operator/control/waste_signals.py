@@ -42,6 +42,8 @@ FRESHNESS = "Freshness"
 """Seconds since the newest sample of a policy, by Prometheus' own clock; its samples are the most scrapes of a pod
 within SCRAPES_SECONDS. Whether a snapshot is Found, Stale or Missing is told by it."""
 SCRAPES_SECONDS = 15
+HEAT_MAP = "HeatMap"
+"""Requests by variant and length of the prompt: the cell of a ticket."""
 
 _waste = partial(
     Signal,
@@ -171,6 +173,12 @@ FIGURES = (
         description="requests a second",
         query=per_second("sixfold_requests_total", BY_ARM),
         samples=arrived("sixfold_requests_total", BY_ARM),
+    ),
+    _figure(
+        name=HEAT_MAP,
+        description="requests a second by variant and length of the prompt",
+        query=per_second("sixfold_requests_total", f"{BY_VARIANT}, length_bucket", 'length_bucket!=""'),
+        samples=arrived("sixfold_requests_total", f"{BY_VARIANT}, length_bucket", 'length_bucket!=""'),
     ),
     _figure(
         name="WastedByCause",

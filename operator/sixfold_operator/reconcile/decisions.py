@@ -8,6 +8,7 @@ from dataclasses import replace
 from sixfold_api.control_status import SignalStatus, Verdict
 from sixfold_api.modes import Mode
 from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
+from sixfold_api.runtime_config import CANARY, STABLE
 from sixfold_operator.alerts import observed_alerts
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.control.canary import judge
@@ -124,9 +125,10 @@ def _judgement(
     """The running canary beside the rest; None where none runs."""
     if state.canary is None or view.canary is None or snapshot is None:
         return None
+    level = None if state.level is None else state.level.target
     return judge(
-        arm_figures(snapshot, "stable"),
-        arm_figures(snapshot, "canary"),
+        arm_figures(snapshot, STABLE, level),
+        arm_figures(snapshot, CANARY, level),
         view.canary.min_samples,
         max_disagreement=thresholds.get("ShadowDisagreement", 0.05),
         max_divergence_nats=thresholds.get("ShadowDivergence", 0.05),

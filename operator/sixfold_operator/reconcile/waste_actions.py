@@ -37,7 +37,7 @@ def act_on_waste(
 ) -> Decided:
     """The policy's tickets after this look, with the values that follow from approval or from tuning."""
     facts = _facts(decided, place, spec, variant, engine_pods)
-    found = wastes(signals, decided.observed, decided.state.signals, decided.snapshot)
+    found = wastes(signals, decided.observed, decided.state.signals, decided.snapshot, now.hour)
     planned = plan(spec, found, facts, tickets, now)
     outcome = Outcome(decided.state)
     if planned.approved and not is_cooling(decided.state, decided.view, now):

@@ -97,6 +97,8 @@ class GatewayMetrics:
 
     def request(self, labels: RequestLabels, length_bucket: str, outcome: str, seconds: float) -> None:
         """One request ended. Refused ones don't count into the latency: they would make it look better."""
+        # Errors are there from the first request on, at 0: a rate misses the first increase of a series that begins.
+        self._requests.labels(*self._where, *labels, length_bucket, "error")
         self._requests.labels(*self._where, *labels, length_bucket, outcome).inc()
         if outcome == "ok":
             self._request.labels(*self._where, *labels).observe(seconds)
