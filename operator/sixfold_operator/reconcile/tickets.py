@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -37,6 +38,18 @@ def existing_tickets(cache: Cache, policy: Manifest) -> list[Ticket]:
             continue
         found.append(Ticket(manifest["metadata"]["name"], spec, last_status(OptimizationTicketStatus, manifest)))
     return found
+
+
+def with_sinks(plan: TicketPlan, existing: Iterable[Ticket], told: Callable[[Ticket], Ticket]) -> TicketPlan:
+    """The plan with what sinks know of each ticket that is in the API already; new ones are told at the next look.
+
+    Args:
+        told: a ticket with what its sinks know in its status; asking sends them what they don't know.
+    """
+    before = {ticket.name: ticket.status for ticket in existing}
+    now = tuple(told(ticket) if ticket.name in before else ticket for ticket in plan.now)
+    changed = tuple(ticket for ticket in now if before.get(ticket.name, ticket.status) != ticket.status)
+    return replace(plan, now=now, changed=changed)
 
 
 async def write_tickets(context: Context, policy: Manifest, plan: TicketPlan) -> None:
