@@ -14,16 +14,21 @@ import yaml
 
 from sixfold_operator.control import signals
 from sixfold_operator.settings import OperatorSettings
+from sixfold_operator.sinks import parse_sinks
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "sixfold"
 ON = "--set=prometheus.enabled=true"
-ALL = {
+ALL: dict[str, Any] = {
     "prometheus": {"enabled": True},
     "signals": [{"name": "TTFTP95", "threshold": 1.5, "window": "2m"}],
     "alerts": {"enabled": True},
     "sinks": [
         {"name": "hook", "type": "Webhook", "url": "https://a.example/t", "secretRef": {"name": "hook", "key": "key"}},
         {"name": "issues", "type": "GitHub", "repository": "team/models", "secretRef": {"name": "gh", "key": "token"}},
+        {
+            **{"name": "board", "type": "Jira", "url": "https://jira.example", "project": "ML", "issueType": "Bug"},
+            **{"user": "bot", "labels": ["cost"], "secretRef": {"name": "jira", "key": "token"}},
+        },
     ],
     "rules": {"enabled": True, "labels": {"release": "prom"}},
     "podMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "prom"}},
@@ -113,8 +118,19 @@ def test_files_are_where_the_environment_says(everything) -> None:
     }
     sinks = yaml.safe_load(control["sinks.yaml"])
     assert {sink["secretFile"]: sink["name"] for sink in sinks}.keys() == secrets.keys()
-    assert sorted(secrets.values()) == ["gh", "hook"]
+    assert sorted(secrets.values()) == ["gh", "hook", "jira"]
     assert "secretRef" not in control["sinks.yaml"]
+    understood = parse_sinks(control["sinks.yaml"])
+    assert {name: str(sink.secret_file) for name, sink in understood.items()} == {
+        sink["name"]: sink["secretFile"] for sink in sinks
+    }
+
+
+def test_two_sinks_have_two_names(render, tmp_path: Path) -> None:
+    hook = ALL["sinks"][0]
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"sinks": [hook, hook]}))
+    with pytest.raises(ValueError, match="sinks: two have the name hook"):
+        render(f"--values={tmp_path / 'values.yaml'}")
 
 
 def test_the_operator_understands_its_environment(everything, monkeypatch: pytest.MonkeyPatch) -> None:
