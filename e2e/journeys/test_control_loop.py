@@ -253,7 +253,7 @@ def alertmanager(cluster: Cluster) -> Iterator[str]:
 
 
 def _alertmanager_objects(cluster: Cluster, token: str) -> list[dict[str, Any]]:
-    receiver = f"http://sixfold-alerts.{SYSTEM_NAMESPACE}.svc:9401/alerts"
+    receiver = f"http://sixfold-operator-alerts.{SYSTEM_NAMESPACE}.svc:9401/alerts"
     config = {
         "route": {"receiver": "sixfold", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s"},
         "receivers": [
@@ -270,7 +270,8 @@ def _alertmanager_objects(cluster: Cluster, token: str) -> list[dict[str, Any]]:
         "name": "alertmanager",
         "image": image_of("alertmanager"),
         "imagePullPolicy": "IfNotPresent",
-        "args": [
+        "command": [
+            "alertmanager",
             "--config.file=/etc/alertmanager/alertmanager.yml",
             "--storage.path=/tmp",
             "--cluster.listen-address=",
