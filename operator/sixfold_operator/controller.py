@@ -14,6 +14,7 @@ from sixfold_operator.builders.common import MANAGED_BY, MANAGED_BY_LABEL, Manif
 from sixfold_operator.cache import Cache
 from sixfold_operator.keyed_queue import KeyedQueue, Workers
 from sixfold_operator.kube import ApiError, Kube
+from sixfold_operator.outbox import Outbox
 from sixfold_operator.pod_states import PodStates
 from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Clock, Context
@@ -21,6 +22,7 @@ from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
 from sixfold_operator.settings import OperatorSettings
+from sixfold_operator.sinks import SinksFile
 from sixfold_operator.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,8 @@ class Controller:
         children = Children(kube, self._cache)
         self._context = Context(settings, kube, self._cache, children, self._pod_states, self._clock)
         self._watch = Watch(settings, self._cache, self._wake_policy, self._clock)
-        self._policies = PolicyReconciler(self._context, Decider(self._watch.watched, self._clock))
+        self._outbox = Outbox(SinksFile(settings.sinks_file), self._wake_policy, self._clock)
+        self._policies = PolicyReconciler(self._context, Decider(self._watch.watched, self._clock), self._outbox)
         self._queue: KeyedQueue[Key] = KeyedQueue()
         self._workers = Workers(self._queue, self.handle, settings.workers, self._clock.monotonic)
         self._last_tick_seconds = self._clock.monotonic()
@@ -100,6 +103,7 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._watch.stop()
+        await self._outbox.stop()
         await self._pod_states.close()
         await self._kube.close()
 

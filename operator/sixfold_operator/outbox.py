@@ -24,8 +24,8 @@ DELIVERIES = Counter("sixfold_operator_sink_deliveries", "Tries to tell a sink a
 BACKOFF = Backoff(first_seconds=1.0, longest_seconds=600.0)
 MESSAGE_CHARACTERS = 512
 _TELL = {SinkType.WEBHOOK: sink_webhook.tell, SinkType.GITHUB: sink_github.tell, SinkType.JIRA: sink_jira.tell}
-Place = tuple[str, str]
-"""Namespace and name of a ticket."""
+Place = tuple[str, str, str]
+"""Namespace and name of a ticket, and when it was first seen: one that was deleted may come again."""
 
 
 class Outbox:
@@ -69,7 +69,7 @@ class Outbox:
         """
         known = {entry.name: entry for entry in ticket.status.sinks}
         configured = self._file.current()
-        place = (namespace, ticket.name)
+        place = (namespace, ticket.name, ticket.status.first_seen or "")
         sinks = []
         for name in sorted(names):
             entry = (
@@ -87,10 +87,9 @@ class Outbox:
 
     def forget(self, namespace: str, ticket: str) -> None:
         """A ticket that was deleted."""
-        place = (namespace, ticket)
-        self._results = {key: value for key, value in self._results.items() if key[1] != place}
-        self._waiting = {key: value for key, value in self._waiting.items() if key[1] != place}
-        self._failures = {key: value for key, value in self._failures.items() if key[1] != place}
+        self._results = {key: value for key, value in self._results.items() if key[1][:2] != (namespace, ticket)}
+        self._waiting = {key: value for key, value in self._waiting.items() if key[1][:2] != (namespace, ticket)}
+        self._failures = {key: value for key, value in self._failures.items() if key[1][:2] != (namespace, ticket)}
 
     def _send(self, sink: str, place: Place, message: Message) -> None:
         before = self._waiting.get((sink, place))

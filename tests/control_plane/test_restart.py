@@ -8,6 +8,7 @@ from typing import Any
 from sixfold_operator.cache import Cache
 from sixfold_operator.controller import CHILD_KINDS, CHILD_SELECTOR, WATCHED_KINDS, tags
 from sixfold_operator.kube import Kube
+from sixfold_operator.outbox import Outbox
 from sixfold_operator.pod_states import PodStates
 from sixfold_operator.reconcile.children import Children
 from sixfold_operator.reconcile.context import Context
@@ -16,6 +17,7 @@ from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.policy import PolicyReconciler
 from sixfold_operator.reconcile.variant import reconcile_variant
 from sixfold_operator.settings import OperatorSettings
+from sixfold_operator.sinks import SinksFile
 
 WRITES = ("apply", "apply_status", "annotate", "delete", "create_event")
 
@@ -55,7 +57,9 @@ async def reconcile_all(kube: CountedKube, namespace: str) -> None:
     states = PodStates()
     settings = OperatorSettings(runtime_image="registry.example/runtime:1")
     context = Context(settings, kube, cache, Children(kube, cache), states)  # type: ignore[arg-type]
-    policies = PolicyReconciler(context, Decider(NOTHING_WATCHED, context.clock))
+    policies = PolicyReconciler(
+        context, Decider(NOTHING_WATCHED, context.clock), Outbox(SinksFile(None), lambda *_: None)
+    )
     try:
         for _ in range(2):
             await reconcile_variant(context, namespace, "chat", lambda _: None)

@@ -29,8 +29,10 @@ from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
 from sixfold_operator.builders.workload import components, engine_deployment, gateway_deployment, service
 from sixfold_operator.control.levels import ArmInputs, effective_inputs
+from sixfold_operator.control.tickets import Ticket, TicketPlan
 from sixfold_operator.control.view import remembered
 from sixfold_operator.kube import ApiError
+from sixfold_operator.outbox import Outbox
 from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
@@ -49,7 +51,7 @@ from sixfold_operator.reconcile.policy_weights import weights_under_way
 from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running, last_status
 from sixfold_operator.reconcile.served import Load, resolve
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
-from sixfold_operator.reconcile.tickets import existing_tickets, write_tickets
+from sixfold_operator.reconcile.tickets import existing_tickets, with_sinks, write_tickets
 
 ASK_AGAIN_SECONDS = 10.0
 """How often pods are asked that aren't ready, miss something, or share a Redis."""
@@ -69,9 +71,10 @@ class Progress:
 
 
 class PolicyReconciler:
-    def __init__(self, context: Context, decider: Decider) -> None:
+    def __init__(self, context: Context, decider: Decider, outbox: Outbox) -> None:
         self._context = context
         self._decider = decider
+        self._outbox = outbox
         self._progress: dict[tuple[str, str], Progress] = {}
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -92,11 +95,22 @@ class PolicyReconciler:
         if just_written:
             await self._poke(findings, pods_to_poke(_all(findings), {}, sequence, 0, just_written=True))
         await self._apply_workload(findings, loads)
-        await write_tickets(self._context, policy, findings.decided.tickets)
+        await self._write_tickets(policy, spec, findings.decided.tickets)
         if sequence:
             await self._ask(findings, sequence, just_written)
         await self._write(findings)
         return self._again_seconds(findings, sequence)
+
+    async def _write_tickets(self, policy: Manifest, spec: InferencePolicySpec, plan: TicketPlan) -> None:
+        namespace = policy["metadata"]["namespace"]
+
+        def told(ticket: Ticket) -> Ticket:
+            return replace(ticket, status=self._outbox.told(namespace, ticket, spec.tickets.sinks))
+
+        existing = existing_tickets(self._context.cache, policy)
+        await write_tickets(self._context, policy, with_sinks(plan, existing, told))
+        for name in plan.expired:
+            self._outbox.forget(namespace, name)
 
     def _observe(self, policy: Manifest, spec: InferencePolicySpec) -> tuple[Findings, dict[str, Load] | None]:
         cache, namespace, name = self._context.cache, policy["metadata"]["namespace"], policy["metadata"]["name"]
