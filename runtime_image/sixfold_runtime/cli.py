@@ -32,9 +32,9 @@ def _note(kind: str, text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"{kind} {escape(text)}", highlight=False)
 
 
-def _fail(error: Exception) -> NoReturn:
+def _fail(error: Exception, code: int = 1) -> NoReturn:
     _note("[bold red]error:[/]", str(error))
-    raise typer.Exit(1)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -167,6 +167,50 @@ def dictionary(context: typer.Context) -> None:
     from sixfold_runtime import dictionary_cli
 
     dictionary_cli.app(args=context.args, prog_name="sixfold dictionary")
+
+
+@app.command()
+def gate(
+    baseline: Annotated[Path, typer.Option(help="File with the figures to compare with.")],
+    files: Files = None,
+    claim: Annotated[list[str] | None, typer.Option(help="CLAIM=FOLDER stands for pvc://CLAIM.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Which policy, if the files have several.")] = None,
+    level: Annotated[int | None, typer.Option(min=0, max=MAX_LEVEL, help="Measure at this level.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=4, max=10_000, help="Of each kind and repeat; as in the baseline, or 24.")
+    ] = None,
+    limit: Annotated[str, typer.Option(help="How much worse a figure may be, beyond what repeats differ by.")] = "10%",
+    update_baseline: Annotated[bool, typer.Option(help="Keep the candidate's figures as the baseline.")] = False,
+    output: Annotated[
+        Literal["table", "json", "markdown"], typer.Option("-o", "--output", help="How to print it.")
+    ] = "table",
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
+) -> None:
+    """Measure what a policy costs and compare it with a baseline: exits with 0 if it passes, 1 if it is over the limit,
+    2 if it can't be told."""
+    from sixfold_runtime.gate import command, show
+    from sixfold_runtime.gate.record import GateError
+    from sixfold_runtime.manifests import ManifestError
+
+    if not files:
+        raise typer.BadParameter("give the policy and its variants", param_hint="-f")
+    try:
+        share = command.percentage(limit)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from error
+    candidate = command.Candidate(files, _claims(claim or []), policy, level)
+    settings = _settings({} if device is None else {"device": device})
+    progress = Console(stderr=True, soft_wrap=True)
+    try:
+        outcome = command.run(
+            candidate, baseline, settings, limit=share, requests=requests, update=update_baseline, say=progress.print
+        )
+    except (ManifestError, GateError) as error:
+        _fail(error, 2)
+    for warning in outcome.warnings:
+        _note("[yellow]warning:[/]", warning)
+    show.show(outcome, output, Console())
+    raise typer.Exit(0 if outcome.passed or update_baseline else 1)
 
 
 @app.command()
