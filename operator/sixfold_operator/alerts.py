@@ -195,29 +195,29 @@ def observed_alerts(
 ) -> tuple[Observed, ...]:
     """The alerts that a policy lists, as the reducer sees them. Pure.
 
-    One that fired when the operator stopped, and of which nothing was heard since, is Unknown and holds recovery up.
+    One that fired when the operator stopped, and of which nothing was heard since, is left out: it counts as firing, so
+    that nothing recovers, and doesn't act again. One that fired and is no longer listed has ended.
     """
-    breached = {entry.name for entry in remembered if entry.verdict is not Verdict.OK}
-    return tuple(_observed(rules, firing, breached))
+    held = {entry.name for entry in remembered if entry.verdict is Verdict.BREACH}
+    return tuple(_observed(rules, firing, held))
 
 
-def _observed(rules: Sequence[AlertRule], firing: Firing, breached: Collection[str]) -> Iterator[Observed]:
+def _observed(rules: Sequence[AlertRule], firing: Firing, held: Collection[str]) -> Iterator[Observed]:
     for rule in rules:
         name, heard = f"{PREFIX}{rule.alert_name}", firing.get(rule.alert_name)
-        if heard is None:
-            verdict = Verdict.UNKNOWN if name in breached else Verdict.OK
-            why = "nothing was heard of it since the operator started" if name in breached else ""
-        else:
-            verdict = Verdict.BREACH if heard.is_firing else Verdict.OK
-            why = f"Alertmanager says that {rule.alert_name} fires" if heard.is_firing else ""
+        if heard is None and name in held:
+            continue
+        fires = heard is not None and heard.is_firing
         yield Observed(
             name=name,
-            verdict=verdict,
+            verdict=Verdict.BREACH if fires else Verdict.OK,
             action=_ACTIONS[rule.action],
             blames=rule.mode,
-            is_primary=verdict is Verdict.UNKNOWN,
-            why=why,
+            why=f"Alertmanager says that {rule.alert_name} fires" if fires else "",
         )
+    for name in sorted(held - {f"{PREFIX}{rule.alert_name}" for rule in rules}):
+        if name.startswith(PREFIX):
+            yield Observed(name=name, verdict=Verdict.OK)
 
 
 _ACTIONS = {

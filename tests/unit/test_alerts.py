@@ -171,11 +171,16 @@ def test_what_an_alert_comes_to() -> None:
     assert (draft.verdict, draft.action, draft.blames) == (Verdict.OK, Action.SUSPEND, "Speculative")
 
 
-def test_after_a_restart_an_alert_is_unknown_until_it_is_heard_of() -> None:
+def test_after_a_restart_an_alert_holds_until_it_is_heard_of() -> None:
     before = [SignalStatus(name="Alert/High5xx", verdict=Verdict.BREACH, failures=3)]
-    (unheard,) = observed_alerts([HIGH], {}, before)
-    assert (unheard.verdict, unheard.is_primary) == (Verdict.UNKNOWN, True)
+    assert observed_alerts([HIGH], {}, before) == ()
     (resolved,) = observed_alerts([HIGH], {"High5xx": Heard(False, NOW)}, before)
     assert resolved.verdict is Verdict.OK
     (never,) = observed_alerts([HIGH], {}, ())
     assert never.verdict is Verdict.OK
+
+
+def test_an_alert_that_is_no_longer_listed_has_ended() -> None:
+    before = [SignalStatus(name="Alert/High5xx", verdict=Verdict.BREACH, failures=3)]
+    (ended,) = observed_alerts([], {}, before)
+    assert (ended.name, ended.verdict) == ("Alert/High5xx", Verdict.OK)
