@@ -213,6 +213,30 @@ async def test_an_alert_lowers_only_policies_that_list_it(guarded: Watched, aler
                 await asyncio.to_thread(guarded.wait, "the level is back", lambda: guarded.level() == start, 120)
 
 
+async def test_a_higher_level_proves_itself_on_some_requests_first(guarded: Watched) -> None:
+    arms: list[str] = []
+
+    async def ask(http: httpx.AsyncClient, model: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": "Who goes there?"}], "max_tokens": 8}
+        answer = await http.post("/v1/chat/completions", json=body)
+        arms.append(f"{answer.headers['x-sixfold-arm']} {answer.headers['x-sixfold-level']}")
+        return "" if answer.is_success else answer.text
+
+    canary = {"steps": [20, 50], "stepDuration": "3s", "minSamples": 5, "hashBy": "Request"}
+    with guarded.cluster.reach(guarded.namespace, "guarded-gateway", 8000) as url:
+        async with Talk(url, "guarded", ask) as talk:
+            guarded.patch(rollbackLevel=0, canary=canary, analysis={**FAST, "alerts": []})
+            await asyncio.to_thread(guarded.wait, "level 0 runs", lambda: guarded.level() == 0 and guarded.applied())
+            guarded.patch(rollbackLevel=1)
+            await asyncio.to_thread(guarded.wait, "a canary runs", lambda: guarded.mode("Quantized") == "Canary", 60)
+            await asyncio.to_thread(guarded.wait, "it is promoted", lambda: guarded.mode("Quantized") == "Active", 180)
+        decisions = [entry["decision"] for entry in reversed(guarded.status()["history"])]
+        print(f"\n{', '.join(decisions[-5:])}; canary answers: {sum(arm.startswith('canary') for arm in arms)}")
+        assert {"CanaryStarted", "CanaryStep", "CanaryPromoted"} <= set(decisions), guarded.history()
+        assert "canary 1" in arms
+        assert talk.failed == []
+
+
 async def fire(http: httpx.AsyncClient, labels: dict[str, str], lasts_seconds: float) -> None:
     ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + lasts_seconds))
     (await http.post("/api/v2/alerts", json=[{"labels": labels, "endsAt": ends}])).raise_for_status()
