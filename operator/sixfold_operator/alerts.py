@@ -202,7 +202,7 @@ def observed_alerts(
     return tuple(_observed(rules, firing, held))
 
 
-def _observed(rules: Sequence[AlertRule], firing: Firing, held: Collection[str]) -> Iterator[Observed]:
+def _observed(rules: Sequence[AlertRule], firing: Firing, held: set[str]) -> Iterator[Observed]:
     for rule in rules:
         name, heard = f"{PREFIX}{rule.alert_name}", firing.get(rule.alert_name)
         if heard is None and name in held:
