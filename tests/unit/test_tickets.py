@@ -140,6 +140,20 @@ def test_an_approved_patch_is_the_users_to_apply() -> None:
     assert applied.status.phase is Phase.APPLIED
 
 
+def test_what_was_applied_and_did_not_help_gives_way_to_the_next_recommendation() -> None:
+    draft = waste(Cause.REJECTED_DRAFT)
+    (ticket,) = after(look(FULL, [draft], [], acceptance=0.3))
+    advice = ticket.spec.recommendation
+    tuned = TunedValue(path=advice.path or "", value=advice.value or "", base="8", since="2026-01-01T12:00:00Z")
+    (applied,) = after(look(FULL, [draft], [ticket], 1, tuned=(tuned,), acceptance=0.3))
+    assert applied.status.phase is Phase.APPLIED
+    assert look(FULL, [draft], [applied], 5, tuned=(tuned,), acceptance=0.3).expired == ()
+    spent = look(FULL, [draft], [applied], 12, tuned=(tuned,), acceptance=0.3)
+    assert (spent.expired, spent.now) == ((ticket.name,), ())
+    (following,) = look(FULL, [draft], [], 13, tuned=(tuned,), acceptance=0.3).opened
+    assert following.spec.recommendation.value != advice.value
+
+
 def test_what_ending_waste_saves() -> None:
     shares = {(Cause.RECOMPUTED_PREFIX, "chat"): 0.6}
     assert saving_per_month(waste(), spec(CHAT), facts(wasted=shares)) == f"{0.6 * 0.5 * 2.5 * 730:.2f}"

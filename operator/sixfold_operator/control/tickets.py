@@ -1,13 +1,14 @@
 """Waste that lasts -> tickets: opened, seen again, applied, resolved. Pure.
 
 There is one ticket a policy, cause and variant, whichever signal found it. A resolved one that comes back is opened
-again and counts an occurrence; a dismissed one stays dismissed until a human says otherwise.
+again and counts an occurrence; a dismissed one stays dismissed until a human says otherwise. One that was applied and
+didn't help gives way to another with the next recommendation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -90,7 +91,7 @@ def plan(
         status, tuned = _decided(ticket.spec, status, spec, facts, ticket.name, now)
         approved += tuned
         after.append(Ticket(ticket.name, ticket.spec, status))
-    expired = _expired(after, now)
+    expired = (*_expired(after, now), *_spent(after, breaching, facts, now))
     kept = [ticket for ticket in after if ticket.name not in expired]
     before = {ticket.name: ticket.status for ticket in existing}
     changed = tuple(ticket for ticket in kept if ticket.status != before[ticket.name])
@@ -268,6 +269,21 @@ def _expired(tickets: Sequence[Ticket], now: datetime) -> tuple[str, ...]:
     old = {name for seconds, name in resolved if seconds > KEPT_SECONDS}
     spare = sorted(resolved, reverse=True)[: max(0, len(tickets) - MOST_TICKETS)]
     return tuple(sorted(old | {name for _, name in spare}))
+
+
+def _spent(tickets: Sequence[Ticket], breaching: Collection[str], facts: Facts, now: datetime) -> tuple[str, ...]:
+    """Those whose recommendation holds for long already, and whose waste goes on: another one takes their place."""
+    return tuple(
+        ticket.name
+        for ticket in tickets
+        if ticket.spec.fingerprint in breaching
+        and any(
+            entry.type == "Applied"
+            and entry.status is ConditionStatus.TRUE
+            and seconds_since(entry.last_transition_time, now) >= facts.timing.recover_after
+            for entry in ticket.status.conditions
+        )
+    )
 
 
 def _decimal(value: float | None) -> str:

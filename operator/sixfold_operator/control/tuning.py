@@ -16,7 +16,7 @@ from sixfold_api.control_status import Rejection, SignalStatus, TrialStatus, Tun
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.tuning import spec_value
 from sixfold_operator.control.figures import request_cost_seconds, request_samples
-from sixfold_operator.control.memory import changed, entry, is_cooling, is_judged, with_control, with_rejection
+from sixfold_operator.control.memory import entry, is_cooling, is_judged, with_control, with_rejection
 from sixfold_operator.control.model import Outcome, Snapshot, State, View
 from sixfold_operator.control.moments import seconds_since
 from sixfold_operator.control.ramp import begin_tuned
@@ -121,6 +121,6 @@ def _take_back(state: State, view: View, trial: TrialStatus, held: TunedValue, w
     if trial.previous is not None:
         others += (held.model_copy(update={"value": trial.previous, "since": timestamp(now)}),)
     rejection = Rejection(path=trial.path, value=held.value, spec_hash=view.spec_hash, reason="Tuning")
-    after = with_rejection(changed(replace(state, tuned=others), now), rejection)
+    after = with_rejection(replace(state, tuned=others), rejection)  # no cooldown: it must not hold a step down back
     message = f"{trial.path} = {held.value} is taken back: {why}"
     return Outcome(with_control(after, trial=None), (entry(now, "TuningReverted", "Objective", message),))
