@@ -48,6 +48,41 @@ def test_the_tables_say_why(explain) -> None:
         assert words in shown
 
 
+HELD = {
+    "suspended": [{"mode": "Speculative", "reason": "DraftTime", "since": "2030-01-01T00:00:00Z"}],
+    "tuned": [
+        {
+            "path": "/batching/maxBatchTokens",
+            "value": "768",
+            "base": "1024",
+            "ticket": "t1",
+            "since": "2030-01-01T00:00:00Z",
+        }
+    ],
+    "signals": [{"name": "DraftTime", "verdict": "Breach", "failures": 3}, {"name": "TTFTP95", "verdict": "Ok"}],
+    "history": [
+        {
+            "at": "2030-01-01T00:00:00Z",
+            "decision": "ModeSuspended",
+            "reason": "DraftTime",
+            "message": "time of drafting over the time of verifying: 1.5",
+        }
+    ],
+}
+
+
+def test_what_the_operator_holds_and_why(api, explain) -> None:
+    assert api.patch(POLICY, "explained", {"spec": {"batching": {}}}).accepted
+    assert api.patch(POLICY, "explained", {"status": STATUS | {"level": None} | HELD}, "status").accepted
+    explained = json.loads(explain("explained", "-o", "json").stdout)
+    assert {row["what"] for row in explained["held"]} == {"Speculative off", "/batching/maxBatchTokens"}
+    (row,) = (row for row in explained["provenance"] if row["path"] == "/batching/maxBatchTokens")
+    assert (row["value"], row["setBy"]) == ("768", "Tuned")
+    shown = explain("explained").stdout
+    for words in ("DraftTime", "1024 -> 768", "ticket t1", "3 in a row", "time of drafting over"):
+        assert words in shown
+
+
 def test_what_another_level_would_do(explain) -> None:
     explained = json.loads(explain("explained", "--level", "3", "-o", "json").stdout)
     assert [mode["name"] for mode in explained["modes"] if mode["state"] == "Active"] == ["CompressedStreaming"]
