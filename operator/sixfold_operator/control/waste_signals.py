@@ -22,6 +22,8 @@ from sixfold_operator.control.promql import (
 
 _WINDOW_SECONDS = 600.0
 _CANARY_SECONDS = 300.0
+_IDLE_SECONDS = 3600.0
+"""A pause of minutes is no idle accelerator."""
 
 _FLOPS, _BUSY, _TOKENS = "sixfold_flops_total", "sixfold_engine_busy_seconds_total", "sixfold_tokens_total"
 _BLOCKS, _LOOKED_UP = "sixfold_kv_blocks_total", 'result!="skipped"'
@@ -141,6 +143,7 @@ WASTE = (
         min_samples=5.0,
         is_high_bad=False,
         cause=Cause.IDLE_ACCELERATOR,
+        window_seconds=_IDLE_SECONDS,
     ),
     _waste(
         name="GeneratedLabels",
