@@ -113,6 +113,7 @@ def measure(candidate: Candidate, settings: RuntimeSettings, requests: int, say:
             kind: [sorted(set(given)) for given in zip(*(repeat.answers[kind] for repeat in repeats), strict=True)]
             for kind in repeats[0].answers
         },
+        waste={cause: share for cause, share in repeats[-1].waste.items() if share},
         cost_per_hour=_cost_per_hour(policy.spec, loads),
     ), setup.warnings
 

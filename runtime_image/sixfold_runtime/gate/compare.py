@@ -60,6 +60,7 @@ class Comparison:
     agreement: tuple[Agreement, ...]
     warnings: tuple[str, ...]
     limit: float
+    baseline: Record
 
     @property
     def failures(self) -> tuple[Row, ...]:
@@ -84,7 +85,7 @@ def compare(baseline: Record, candidate: Record, limit: float) -> Comparison:
         for kind, answers in baseline.answers.items()
         if kind in candidate.answers
     )
-    return Comparison(rows, agreement, tuple(_warnings(baseline, candidate, agreement)), limit)
+    return Comparison(rows, agreement, tuple(_warnings(baseline, candidate, agreement)), limit, baseline)
 
 
 def _row(kind: str, metric: Metric, old: Figure | None, new: Figure | None, limit: float, same_machine: bool) -> Row:

@@ -6,7 +6,8 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -15,6 +16,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from prometheus_client.samples import Sample
 
 from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_api.scalars import Task
@@ -46,6 +48,8 @@ class Repeat:
     """By kind, how long a fixed calculation took around it, in seconds."""
     answers: dict[str, list[str]]
     """By kind, a digest of each answer."""
+    waste: dict[str, float]
+    """By cause, the share of the operations that it wasted."""
 
 
 class _Inbox:
@@ -127,15 +131,17 @@ class Bench:
             of_load, answers[load.kind] = self._load(load)
             paces.append(self._pace())
             figures |= {(load.kind, metric): value for metric, value in of_load.items()}
-        useful, wasted = (now - then for now, then in zip(self._flops(), before, strict=True))
+        flops = self._flops() - before
+        total, useful = flops.total(), flops[""]
         weight_bytes = self._sum("sixfold_memory_bytes", kind=("weights", "slices"))
         figures[ALL, Metric.MEMORY_BYTES] = weight_bytes + self._kv_bytes + self._kept_bytes
-        if useful + wasted:
-            figures[ALL, Metric.FLOPS] = (useful + wasted) / sum(load.requests for load in loads)
-            figures[ALL, Metric.WASTED_FLOPS_RATIO] = wasted_flops_ratio(useful, wasted)
+        if total:  # transformers' own models are not counted
+            figures[ALL, Metric.FLOPS] = total / sum(load.requests for load in loads)
+            figures[ALL, Metric.WASTED_FLOPS_RATIO] = wasted_flops_ratio(useful, total - useful)
         self._forget()
         around = [(before + after) / 2 for before, after in pairwise(paces)]
-        return Repeat(figures, dict(zip(answers, around, strict=True)), answers)
+        waste = {cause: count / total for cause, count in flops.items() if cause}
+        return Repeat(figures, dict(zip(answers, around, strict=True)), answers, waste)
 
     def _load(self, load: Load) -> tuple[dict[Metric, float], list[str]]:
         dones: list[Done] = []
@@ -227,21 +233,27 @@ class Bench:
         held = sum(model.runner.kv_bytes for model in self._engine.models.values() if model.runner)
         self._kv_bytes = max(self._kv_bytes, held)
 
-    def _flops(self) -> tuple[float, float]:
-        """Useful and wasted ones so far; what the last requests took is counted after their step."""
+    def _flops(self) -> Counter[str]:
+        """Of all requests so far, by the cause of their waste; "" is the useful ones."""
+        # What the last requests took is counted after their step.
         counted = threading.Event()
         self._engine.call(counted.set)
         counted.wait(_ANSWER_SECONDS)
-        series = "sixfold_flops_total"
-        return self._sum(series, outcome=("useful",)), self._sum(series, outcome=("wasted",))
+        found: Counter[str] = Counter()
+        for sample in self._samples("sixfold_flops_total"):
+            found[sample.labels["cause"]] += round(sample.value)
+        return found
 
     def _sum(self, series: str, **labels: tuple[str, ...]) -> float:
         return sum(
             sample.value
-            for family in self.metrics.registry.collect()
-            for sample in family.samples
-            if sample.name == series and all(sample.labels[name] in values for name, values in labels.items())
+            for sample in self._samples(series)
+            if all(sample.labels[name] in values for name, values in labels.items())
         )
+
+    def _samples(self, series: str) -> Iterator[Sample]:
+        for family in self.metrics.registry.collect():
+            yield from (sample for sample in family.samples if sample.name == series)
 
 
 def _context_tokens(model: EngineModel) -> int:

@@ -86,6 +86,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[str, list[list[str]]]
     """By kind and request, digests of the greedy answers or labels that the repeats gave: rounding may differ with the
     requests that are computed together, so a request can have several."""
+    waste: dict[str, float] = {}
+    """By cause, the share of the operations that it wasted."""
     cost_per_hour: dict[str, float] = {}
     """By kind, of a pod, where the policy says so."""
 

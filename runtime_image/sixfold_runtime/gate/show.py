@@ -149,7 +149,16 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     if outcome.comparison is not None:
         for one in outcome.comparison.agreement:
             yield f"{one.kind}: {one.same} of {one.total} greedy answers are the baseline's"
+    if outcome.record.waste:
+        before = "" if outcome.comparison is None else f" (baseline {_waste(outcome.comparison.baseline)})"
+        yield f"wasted operations: {_waste(outcome.record)}{before}"
     yield from _costs(outcome.record, outcome)
+
+
+def _waste(record: Record) -> str:
+    """The causes, worst first."""
+    causes = sorted(record.waste.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{cause} {_percent(share)}" for cause, share in causes) or "none"
 
 
 def _costs(record: Record, outcome: Outcome) -> Iterator[str]:
