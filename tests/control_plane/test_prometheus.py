@@ -28,12 +28,13 @@ from sixfold_operator.control.answers import readings
 from sixfold_operator.control.figures import arm_figures, busy_share, request_cost_seconds
 from sixfold_operator.control.model import Reading, Signal, Snapshot
 from sixfold_operator.control.promql import expression_of
-from sixfold_operator.control.signals import BUILT_IN
+from sixfold_operator.control.signals import BUILT_IN, load
 from sixfold_operator.control.verdicts import observe
 from sixfold_operator.prometheus import Prometheus, PrometheusError
 
 PLACE = ("shop", "support-bot")
-SIGNALS = {signal.name: signal for signal in BUILT_IN}
+SIGNALS = {signal.name: signal for signal in load([{"name": "IdleAccelerator", "window": "10m"}])}
+"""Within the series that are there."""
 STEP_SECONDS, STEPS = 15, 60
 STABLE = 'level="2",arm="stable"'
 CHAT = 'variant="chat"'
@@ -81,6 +82,8 @@ def _traffic(samples: Samples) -> None:
         ('level="2",arm="canary"', "ok", 1),
     ):
         samples.counter("sixfold_requests_total", f'{labels},outcome="{outcome}",instance="a"', per_second)
+    place = f'{STABLE},{CHAT},length_bucket="100-500",outcome="limited",instance="b"'
+    samples.counter("sixfold_requests_total", place, 1)
     gone = 'level="2",arm="stable",outcome="error",instance="gone"'
     samples.counter("sixfold_requests_total", gone, 50, until=STEPS - 24)
     samples.counter("sixfold_requests_total", 'level="3",arm="stable",outcome="error",instance="a"', 7)
