@@ -205,11 +205,11 @@ def gate(
         outcome = command.run(
             candidate, baseline, settings, limit=share, requests=requests, update=update_baseline, say=progress.print
         )
+        for warning in outcome.warnings:
+            _note("[yellow]warning:[/]", warning)
+        show.show(outcome, output, Console())
     except (ManifestError, GateError) as error:
         _fail(error, 2)
-    for warning in outcome.warnings:
-        _note("[yellow]warning:[/]", warning)
-    show.show(outcome, output, Console())
     raise typer.Exit(0 if outcome.passed or update_baseline else 1)
 
 

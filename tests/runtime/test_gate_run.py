@@ -108,6 +108,15 @@ def test_without_its_modes_it_fails_and_says_why(gate: Gate) -> None:
     assert any("off in the candidate: Subgraphs, KVCacheReuse" in warning for warning in found["warnings"])
 
 
+def test_a_model_that_cant_be_served(gate: Gate, tmp_path: Path) -> None:
+    for name in ("chat", "intent"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    done = gate("--claim", f"models={tmp_path}")
+    assert done.exit_code == 2, done.output
+    assert "error: model chat: " in done.output
+
+
 def test_another_workload_isnt_compared(gate: Gate) -> None:
     done = gate("--requests", "4")
     assert done.exit_code == 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -45,7 +45,7 @@ class Repeat:
 
     figures: dict[tuple[str, Metric], float]
     paces: dict[str, float]
-    """By kind, how long a fixed calculation took around it, in seconds."""
+    """By kind, how long a fixed calculation took between its bursts, in seconds."""
     answers: dict[str, list[str]]
     """By kind, a digest of each answer."""
     waste: dict[str, float]
@@ -126,10 +126,9 @@ class Bench:
         before = self._flops()
         figures: dict[tuple[str, Metric], float] = {}
         answers: dict[str, list[str]] = {}
-        paces = [self._pace()]
+        paces: dict[str, float] = {}
         for load in loads:
-            of_load, answers[load.kind] = self._load(load)
-            paces.append(self._pace())
+            of_load, answers[load.kind], paces[load.kind] = self._load(load)
             figures |= {(load.kind, metric): value for metric, value in of_load.items()}
         flops = self._flops() - before
         total, useful = flops.total(), flops[""]
@@ -139,11 +138,12 @@ class Bench:
             figures[ALL, Metric.FLOPS] = total / sum(load.requests for load in loads)
             figures[ALL, Metric.WASTED_FLOPS_RATIO] = wasted_flops_ratio(useful, total - useful)
         self._forget()
-        around = [(before + after) / 2 for before, after in pairwise(paces)]
         waste = {cause: count / total for cause, count in flops.items() if cause}
-        return Repeat(figures, dict(zip(answers, around, strict=True)), answers, waste)
+        return Repeat(figures, paces, answers, waste)
 
-    def _load(self, load: Load) -> tuple[dict[Metric, float], list[str]]:
+    def _load(self, load: Load) -> tuple[dict[Metric, float], list[str], float]:
+        """Its times, a digest of each answer, and the pace meanwhile."""
+        paces = [self._pace()]
         dones: list[Done] = []
         latencies: list[float] = []
         answers: list[str] = []
@@ -159,13 +159,15 @@ class Bench:
             latencies += [at - started for _, at in ended]
             answers += [_digest(done, inbox.texts.get(done.id, [])) for done, _ in ended]
             busy_seconds += max(at for _, at in ended) - started
+            paces.append(self._pace())
             self._kept_bytes = max(self._kept_bytes, self._sum("sixfold_kv_memory_bytes"))
         tokens = sum(done.completion_tokens if load.max_tokens else done.prompt_tokens for done in dones)
-        return {
+        times = {
             Metric.ENGINE_SECONDS: sum(done.engine_seconds for done in dones) / len(dones),
             Metric.P95_SECONDS: float(np.percentile(latencies, 95)),
             Metric.TOKENS_PER_SECOND: tokens / busy_seconds,
-        }, answers
+        }
+        return times, answers, statistics.median(paces)
 
     def _await(self, kind: str, inbox: _Inbox) -> tuple[Done, float]:
         try:

@@ -50,7 +50,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metric: Metric
     values: list[float]
     paces: list[float] = []
-    """Of a time: how long a fixed calculation took around each, in seconds."""
+    """Of a time: how long a fixed calculation took meanwhile, in seconds."""
 
 
 class Machine(msgspec.Struct, frozen=True):

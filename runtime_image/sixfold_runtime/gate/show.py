@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sixfold_runtime.gate.command import Outcome
 from sixfold_runtime.gate.compare import Row, Verdict, compare
-from sixfold_runtime.gate.record import Metric, Record
+from sixfold_runtime.gate.record import GateError, Metric, Record
 
 _NAMES = {
     Metric.ENGINE_SECONDS: "engine ms a request",
@@ -39,16 +39,22 @@ _HEADS = ("kind", "figure", "baseline", "candidate", "worse by", "spread", "verd
 
 
 def show(outcome: Outcome, output: str, console: Console) -> None:
-    """Print it as a table, as json or as markdown; in a GitHub Actions job also on the page of the run."""
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown(outcome))
+    """Print it as a table, as json or as markdown; in a GitHub Actions job also on the page of the run.
+
+    Raises GateError: that page can't be written.
+    """
     if output == "json":
         print(json.dumps(document(outcome), indent=2))
     elif output == "markdown":
         print(markdown(outcome), end="")
     else:
         table(outcome, console)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown(outcome))
+        except OSError as error:
+            raise GateError(f"GITHUB_STEP_SUMMARY: {summary} can't be written: {error.strerror}") from error
 
 
 def table(outcome: Outcome, console: Console) -> None:
