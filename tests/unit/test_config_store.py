@@ -134,20 +134,20 @@ def test_an_older_sequence_is_ignored_and_reported(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_are_reported_not_refused(tmp_path: Path) -> None:
-    newer = content(1, canary=None)
+    newer = content(1, rehearsal=None)
     newer["stable"] = {
         "level": 1,
         "activeModes": ["Telepathy"],
         "streaming": {"compression": "Off", "level": 3, "dictionary": "d"},
-        "shadow": {},
+        "newBlock": {},
     }
     newer["provenance"] = [{"path": "/x", "value": "1", "setBy": "Tuned", "ticket": "t1"}]
     (tmp_path / "config.json").write_text(json.dumps(newer))
     store = ConfigStore.watching(tmp_path)
     assert store.error == ""
     assert set(store.unknown_fields) == {
-        "/canary",
-        "/stable/shadow",
+        "/rehearsal",
+        "/stable/newBlock",
         "/stable/streaming/dictionary",
         "/provenance/0/ticket",
     }
