@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from sixfold_api.control_status import Verdict
+from sixfold_api.names import CLASSIFIER, ENGINE
+from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.ticket import Phase
 from sixfold_operator.control.model import Observed
 
@@ -76,10 +78,18 @@ def tickets(place: tuple[str, str], phases: Sequence[Phase]) -> None:
         TICKETS.labels(*place, phase.value).set(phases.count(phase))
 
 
-def costs(place: tuple[str, str], by_component: Mapping[str, float]) -> None:
+def levels(place: tuple[str, str], target: int, ceiling: int) -> None:
+    """The level of a policy, and the user's."""
+    POLICY_LEVEL.labels(*place).set(target)
+    POLICY_CEILING.labels(*place).set(ceiling)
+
+
+def costs(place: tuple[str, str], spec: InferencePolicySpec) -> None:
     """What a policy says that its pods cost."""
-    for component, cost in by_component.items():
-        COST_PER_HOUR.labels(*place, component).set(cost)
+    classifier = spec.classification.engine if spec.classification is not None else None
+    for component, engine in ((ENGINE, spec.engine), (CLASSIFIER, classifier)):
+        if engine is not None and engine.cost_per_hour is not None:
+            COST_PER_HOUR.labels(*place, component).set(float(engine.cost_per_hour))
 
 
 def forget(namespace: str, policy: str) -> None:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge
-from sixfold_api.effective import Effective, effective
 from sixfold_api.kv_reuse import KVStore
 from sixfold_api.names import (
     CLASSIFIER,
-    COMPONENT_LABEL,
     ENGINE,
     GATEWAY,
     POLICY_KIND,
     SEQUENCE_ANNOTATION,
-    VARIANT_KIND,
     component_name,
     config_map_name,
 )
 from sixfold_api.policy import EngineSpec, InferencePolicySpec, InferencePolicyStatus
-from sixfold_api.runtime_config import CanaryConfig
 from sixfold_operator import metrics
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
 from sixfold_operator.builders.workload import components, engine_deployment, gateway_deployment, service
-from sixfold_operator.control.levels import ArmInputs, effective_inputs
 from sixfold_operator.control.tickets import Ticket, TicketPlan
 from sixfold_operator.control.view import remembered
 from sixfold_operator.kube import ApiError
@@ -36,9 +32,9 @@ from sixfold_operator.outbox import Outbox
 from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
-from sixfold_operator.reconcile.decided import Decided
 from sixfold_operator.reconcile.decisions import Decider
 from sixfold_operator.reconcile.findings import Findings
+from sixfold_operator.reconcile.observe import observe
 from sixfold_operator.reconcile.policy_status import (
     build_status,
     decision_notes,
@@ -48,10 +44,12 @@ from sixfold_operator.reconcile.policy_status import (
     workload_verdict,
 )
 from sixfold_operator.reconcile.policy_weights import weights_under_way
-from sixfold_operator.reconcile.rollout import is_leaving, is_ready, is_running, last_status
-from sixfold_operator.reconcile.served import Load, resolve
+from sixfold_operator.reconcile.rollout import is_ready, is_running, last_status
+from sixfold_operator.reconcile.served import Load
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 from sixfold_operator.reconcile.tickets import existing_tickets, with_sinks, write_tickets
+
+log = logging.getLogger(__name__)
 
 ASK_AGAIN_SECONDS = 10.0
 """How often pods are asked that aren't ready, miss something, or share a Redis."""
@@ -88,7 +86,7 @@ class PolicyReconciler:
         except ValidationError as error:
             await self._write_invalid(policy, error)
             return None
-        findings, loads = self._observe(policy, spec)
+        findings, loads = observe(self._context.cache, self._decider, policy, spec)
         await self._record(findings)
         # The level first: it must reach the pods even if nothing else can be done.
         sequence, just_written = await self._write_config(findings)
@@ -108,49 +106,14 @@ class PolicyReconciler:
             return replace(ticket, status=self._outbox.told(namespace, ticket, spec.tickets.sinks))
 
         existing = existing_tickets(self._context.cache, policy)
-        await write_tickets(self._context, policy, with_sinks(plan, existing, told))
+        try:
+            await write_tickets(self._context, policy, with_sinks(plan, existing, told))
+        except ApiError as error:  # tickets tell people; what runs doesn't depend on them
+            if not error.is_refusal:
+                raise
+            log.warning("tickets can't be written: %s", error, extra={"fields": {"namespace": namespace}})
         for name in plan.expired:
             self._outbox.forget(namespace, name)
-
-    def _observe(self, policy: Manifest, spec: InferencePolicySpec) -> tuple[Findings, dict[str, Load] | None]:
-        cache, namespace, name = self._context.cache, policy["metadata"]["namespace"], policy["metadata"]["name"]
-        pods: dict[str, list[Manifest]] = {}
-        for pod in cache.tagged("Pod", namespace, f"policy/{name}"):
-            if not is_leaving(pod):
-                pods.setdefault(pod["metadata"]["labels"].get(COMPONENT_LABEL, ""), []).append(pod)
-        deployments = {
-            part: cache.get("Deployment", namespace, component_name(name, part))
-            for part in (GATEWAY, ENGINE, CLASSIFIER)
-        }
-
-        def variant(variant_name: str) -> Manifest | None:
-            return cache.get(VARIANT_KIND, namespace, variant_name)
-
-        served = resolve(spec, variant)
-        tickets = existing_tickets(cache, policy)
-        working = sum(is_ready(pod) for part in (ENGINE, CLASSIFIER) for pod in pods.get(part, ()))
-        decided = self._decider.decide(policy, spec, served.unsupported, variant, tickets, working)
-        stable, canary = effective_inputs(decided.state, decided.view)
-
-        def of(arm: ArmInputs) -> Effective:
-            return effective(spec, arm.target, served.unsupported, tuned=arm.tuned, suspended=arm.suspended)
-
-        found = of(stable)
-        findings = Findings(
-            policy=policy,
-            spec=spec,
-            effective=found,
-            reach=reach([], {}, 0),
-            variants=served.verdict,
-            deployments=deployments,
-            pods=pods,
-            states={},
-            decided=replace(decided, state=replace(decided.state, tuned=found.tuned)),
-            canary=None if canary is None else _canary(spec, decided, of(canary)),
-            warnings=served.warnings,
-            missing_tasks=served.missing_tasks,
-        )
-        return findings, served.loads
 
     async def _record(self, findings: Findings) -> None:
         """The operator's own decisions stand in the status before anything follows from them: one that dies in
@@ -295,11 +258,10 @@ class PolicyReconciler:
         for decision in (*findings.decided.recorded, *findings.decided.decisions):
             metrics.DECISIONS.labels(decision.decision, decision.reason).inc()
         place = policy["metadata"]["namespace"], policy["metadata"]["name"]
-        metrics.POLICY_LEVEL.labels(*place).set(findings.effective.config.level)
-        metrics.POLICY_CEILING.labels(*place).set(findings.spec.rollback_level)
+        metrics.levels(place, findings.effective.config.level, findings.spec.rollback_level)
         metrics.watched(place, findings.decided.observed)
         metrics.tickets(place, [ticket.status.phase for ticket in findings.decided.tickets.now])
-        metrics.costs(place, _costs(findings.spec))
+        metrics.costs(place, findings.spec)
 
     async def _write_invalid(self, policy: Manifest, error: ValidationError) -> None:
         """A stored spec that this version can't read: an older operator beside newer CRDs."""
@@ -321,19 +283,6 @@ class PolicyReconciler:
         self._decider.forget(namespace, name)
         if self._progress.pop((namespace, name), None) is not None:
             metrics.forget(namespace, name)
-
-
-def _canary(spec: InferencePolicySpec, decided: Decided, found: Effective) -> CanaryConfig | None:
-    canary = decided.state.canary
-    if canary is None or spec.canary is None:
-        return None
-    return CanaryConfig(percent=canary.percent, hash_by=spec.canary.hash_by, config=found.config)
-
-
-def _costs(spec: InferencePolicySpec) -> dict[str, float]:
-    """Component -> cost of a pod an hour, where the spec says it."""
-    engines = {ENGINE: spec.engine, CLASSIFIER: spec.classification.engine if spec.classification else None}
-    return {part: float(engine.cost_per_hour) for part, engine in engines.items() if engine and engine.cost_per_hour}
 
 
 def _shares_redis(findings: Findings) -> bool:
