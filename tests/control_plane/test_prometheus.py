@@ -177,7 +177,7 @@ EXPECTED = {
     "CancelledWork": (0.05, 6000),
     "KVHitRate": (0.2, 6000),
     "MisHotTask": (60, 10),
-    "IdleAccelerator": (0.2, 40),
+    "IdleAccelerator": (0.2, 10),
     "GeneratedLabels": (0.6, 6000),
     "RequestCost": (0.2, 6000),
     "BusyShare": (0.2, 40),

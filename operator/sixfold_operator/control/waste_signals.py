@@ -38,6 +38,8 @@ _BUSY_SHARE = (
     f"avg by ({BY_POLICY}) (sum by ({BY_POLICY}, instance) (rate({_BUSY}[$window]) and {_BUSY})"
     f" or 0 * max by ({BY_POLICY}, instance) (sixfold_model_load_seconds))"
 )
+_BUSY_MINUTES = f"max by ({BY_POLICY}) (count_over_time(sixfold_model_load_seconds[$window:1m]))"
+"""Minutes in which there was a pod: one that has just come is not idle yet."""
 _BUSY_SAMPLES = f"max by ({BY_POLICY}) (count_over_time(sixfold_model_load_seconds[$window]))"
 
 FRESHNESS = "Freshness"
@@ -138,9 +140,9 @@ WASTE = (
         name="IdleAccelerator",
         description="share of the time in which pods that hold a model compute",
         query=_BUSY_SHARE,
-        samples=_BUSY_SAMPLES,
+        samples=_BUSY_MINUTES,
         threshold=0.1,
-        min_samples=5.0,
+        min_samples=30.0,
         is_high_bad=False,
         cause=Cause.IDLE_ACCELERATOR,
         window_seconds=_IDLE_SECONDS,
