@@ -196,7 +196,7 @@ async def _cost_and_waste(policy: Watched) -> tuple[float, float]:
 
 
 def _phase(policy: Watched) -> str:
-    return str(policy.tickets()[0].get("status", {}).get("phase"))
+    return next((str(ticket.get("status", {}).get("phase")) for ticket in policy.tickets()), "")
 
 
 def _runs(policy: Watched, level: int) -> bool:

@@ -147,10 +147,10 @@ def test_what_was_applied_and_did_not_help_gives_way_to_the_next_recommendation(
     tuned = TunedValue(path=advice.path or "", value=advice.value or "", base="8", since="2026-01-01T12:00:00Z")
     (applied,) = after(look(FULL, [draft], [ticket], 1, tuned=(tuned,), acceptance=0.3))
     assert applied.status.phase is Phase.APPLIED
-    assert look(FULL, [draft], [applied], 5, tuned=(tuned,), acceptance=0.3).expired == ()
-    spent = look(FULL, [draft], [applied], 12, tuned=(tuned,), acceptance=0.3)
+    assert look(FULL, [draft], [applied], 15, tuned=(tuned,), acceptance=0.3).expired == ()  # the signal lags behind
+    spent = look(FULL, [draft], [applied], 32, tuned=(tuned,), acceptance=0.3)
     assert (spent.expired, spent.now) == ((ticket.name,), ())
-    (following,) = look(FULL, [draft], [], 13, tuned=(tuned,), acceptance=0.3).opened
+    (following,) = look(FULL, [draft], [], 33, tuned=(tuned,), acceptance=0.3).opened
     assert following.spec.recommendation.value != advice.value
 
 

@@ -16,6 +16,7 @@ from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
 from sixfold_api.control_status import TunedValue, Verdict
 from sixfold_api.names import ticket_name
 from sixfold_api.policy import InferencePolicySpec
+from sixfold_api.scalars import duration_seconds
 from sixfold_api.ticket import (
     Cause,
     Decision,
@@ -280,10 +281,15 @@ def _spent(tickets: Sequence[Ticket], breaching: Collection[str], facts: Facts, 
         and any(
             entry.type == "Applied"
             and entry.status is ConditionStatus.TRUE
-            and seconds_since(entry.last_transition_time, now) >= facts.timing.recover_after
+            and seconds_since(entry.last_transition_time, now) >= facts.timing.recover_after + _lag_seconds(ticket)
             for entry in ticket.status.conditions
         )
     )
+
+
+def _lag_seconds(ticket: Ticket) -> float:
+    """So long a signal still shows what was before a change."""
+    return 2 * duration_seconds(ticket.spec.evidence.window)
 
 
 def _decimal(value: float | None) -> str:

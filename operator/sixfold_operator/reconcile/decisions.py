@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from sixfold_api.control_status import SignalStatus, Verdict
 from sixfold_api.modes import Mode
@@ -47,14 +48,15 @@ class Decider:
         unsupported: Mapping[Mode, str],
         variant: Find,
         tickets: Sequence[Ticket] = (),
-        engine_pods: int | None = None,
+        working: Mapping[str, int] = MappingProxyType({}),
     ) -> Decided:
-        """The next state of a policy, whose status has the last one, and of its tickets."""
+        """The next state of a policy, whose status has the last one, and of its tickets.
+
+        `working` has the ready pods of each component that computes.
+        """
         decided = self._levels(policy, spec, unsupported, variant)
         place = policy["metadata"]["namespace"], policy["metadata"]["name"]
-        return act_on_waste(
-            decided, place, spec, self._watched.signals(), variant, tickets, engine_pods, self._clock.now()
-        )
+        return act_on_waste(decided, place, spec, self._watched.signals(), variant, tickets, working, self._clock.now())
 
     def _levels(
         self, policy: Manifest, spec: InferencePolicySpec, unsupported: Mapping[Mode, str], variant: Find

@@ -39,7 +39,7 @@ def observe(
 
     served = resolve(spec, variant)
     tickets = existing_tickets(cache, policy)
-    working = sum(is_ready(pod) for part in (ENGINE, CLASSIFIER) for pod in pods.get(part, ()))
+    working = {part: sum(map(is_ready, pods.get(part, ()))) for part in (ENGINE, CLASSIFIER)}
     decided = decider.decide(policy, spec, served.unsupported, variant, tickets, working)
     stable, canary = effective_inputs(decided.state, decided.view)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from sixfold_api.analysis import Remediation
 from sixfold_api.control_status import TunedValue
+from sixfold_api.names import ENGINE
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_operator.control.answers import FOUND
 from sixfold_operator.control.figures import busy_share
@@ -32,11 +33,11 @@ def act_on_waste(
     signals: Sequence[Signal],
     variant: Find,
     tickets: Sequence[Ticket],
-    engine_pods: int | None,
+    working: Mapping[str, int],
     now: datetime,
 ) -> Decided:
     """The policy's tickets after this look, with the values that follow from approval or from tuning."""
-    facts = _facts(decided, place, spec, variant, engine_pods)
+    facts = _facts(decided, place, spec, variant, working)
     found = wastes(signals, decided.observed, decided.state.signals, decided.snapshot, now.hour)
     planned = plan(spec, found, facts, tickets, now)
     outcome = Outcome(decided.state)
@@ -60,7 +61,9 @@ def _begin(decided: Decided, view: View, tuned: TunedValue, now: datetime) -> Ou
     return begin_tuned(decided.state, view, tuned, now)
 
 
-def _facts(decided: Decided, place: Place, spec: InferencePolicySpec, variant: Find, engine_pods: int | None) -> Facts:
+def _facts(
+    decided: Decided, place: Place, spec: InferencePolicySpec, variant: Find, working: Mapping[str, int]
+) -> Facts:
     state, view, snapshot = decided.state, decided.view, decided.snapshot
     known = snapshot if snapshot is not None and snapshot.reason == FOUND else None
     share = None if known is None else busy_share(known)
@@ -77,6 +80,6 @@ def _facts(decided: Decided, place: Place, spec: InferencePolicySpec, variant: F
         rejected=rejected,
         acceptance=acceptance,
         wasted=wasted_shares(known),
-        busy_pods=None if share is None or engine_pods is None else share * engine_pods,
-        pods=engine_pods,
+        busy_pods=None if share is None else share * sum(working.values()),
+        pods=working.get(ENGINE),
     )
