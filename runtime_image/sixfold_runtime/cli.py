@@ -214,6 +214,30 @@ def gate(
 
 
 @app.command()
+def report(
+    prometheus: Annotated[str | None, typer.Option(help="Address of the Prometheus that scrapes the policies.")] = None,
+    log: Annotated[list[Path] | None, typer.Option(help="Or the gateways' request logs. Repeatable.")] = None,
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Only of this namespace.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
+    since: Annotated[str | None, typer.Option(help="How far back, such as 24h; of logs all of them.")] = None,
+    cost_per_hour: Annotated[float | None, typer.Option(min=0, help="Of an engine pod; else the policy's.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the page to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+) -> None:
+    """What inference cost, what was wasted on what, and what each level and mode saved: a page, and its figures."""
+    from sixfold_runtime.report import command
+    from sixfold_runtime.report.model import ReportError
+
+    question = command.Question(prometheus, log or [], namespace, policy, since, cost_per_hour)
+    try:
+        found = command.answer(question)
+        command.write(found, question, output, json_file)
+    except ReportError as error:
+        _fail(error)
+    command.show(found, Console())
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(installed_version("sixfold"))

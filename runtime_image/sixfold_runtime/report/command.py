@@ -1,0 +1,82 @@
+"""`sixfold report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console
+
+from sixfold_api.scalars import duration_seconds
+from sixfold_runtime.report import log_source
+from sixfold_runtime.report.analysis import figures
+from sixfold_runtime.report.model import Figures, ReportError
+from sixfold_runtime.report.page import milliseconds, money, page
+from sixfold_runtime.report.prometheus_source import PrometheusSource
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked, and of whom."""
+
+    prometheus: str | None
+    logs: Sequence[Path]
+    namespace: str | None
+    policy: str | None
+    since: str | None
+    cost_per_hour: float | None
+
+
+def answer(question: Question, now: datetime | None = None) -> Figures:
+    """Raises ReportError."""
+    now = now or datetime.now(UTC)
+    since = _since(question.since)
+    if bool(question.prometheus) == bool(question.logs):
+        raise ReportError("say where to read from: either --prometheus URL or --log FILE")
+    if question.prometheus:
+        source = PrometheusSource(question.prometheus, question.namespace, question.policy)
+        counted = source.read(since or timedelta(hours=1), now)
+    else:
+        counted = log_source.read(question.logs, since, now)
+    if question.cost_per_hour is not None:
+        counted.cost_per_hour = {"engine": question.cost_per_hour}
+    return figures(counted)
+
+
+def write(found: Figures, question: Question, html: Path | None, json_file: Path | None) -> None:
+    """The page and the figures. Raises ReportError."""
+    title = " / ".join(name for name in (question.namespace, question.policy) if name) or "all policies"
+    try:
+        if html is not None:
+            html.write_text(page(found, title), encoding="utf-8")
+        if json_file is not None:
+            json_file.write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n")
+    except OSError as error:
+        raise ReportError(f"{error.filename} can't be written: {error.strerror}") from error
+
+
+def show(found: Figures, console: Console) -> None:
+    """The summary for a terminal."""
+    lines = [f"{found.requests:,.0f} requests from {found.start} to {found.end}"]
+    if found.cost is not None and found.cost_per_request is not None:
+        lines.append(f"cost {money(found.cost)}, {money(1000 * found.cost_per_request)} a thousand requests")
+    for level in found.levels:
+        saved = level.saved_against_level_0
+        against = "" if saved is None else f", {-100 * saved:+.0f} % against level 0"
+        lines.append(f"{level.variant} at level {level.level}: {milliseconds(level.engine_ms)} a request{against}")
+    if found.wasted_share is not None:
+        lines.append(f"{100 * found.wasted_share:.0f} % of all operations bought nothing")
+    for line in [*lines, *(f"-> {text}" for text in found.advice)]:
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+
+
+def _since(text: str | None) -> timedelta | None:
+    if text is None:
+        return None
+    seconds = duration_seconds(text)
+    if not 60 <= seconds <= 366 * 86400:
+        raise ReportError(f"--since {text}: give a time between 1m and 8784h, such as 24h")
+    return timedelta(seconds=seconds)
