@@ -213,14 +213,46 @@ def gate(
     raise typer.Exit(0 if outcome.passed or update_baseline else 1)
 
 
+Prometheus = Annotated[str | None, typer.Option(help="Address of the Prometheus that scrapes the policies.")]
+Logs = Annotated[list[Path] | None, typer.Option(help="Or the gateways' request logs. Repeatable.")]
+OfNamespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Only of this namespace.")]
+OfPolicy = Annotated[str | None, typer.Option(help="Only of this policy.")]
+Since = Annotated[str | None, typer.Option(help="How far back, such as 24h; of logs all of them.")]
+CostPerHour = Annotated[float | None, typer.Option(min=0, help="Of an engine pod, where policies don't say.")]
+
+
+@app.command()
+def recommend(
+    prometheus: Prometheus = None,
+    log: Logs = None,
+    namespace: OfNamespace = None,
+    policy: OfPolicy = None,
+    since: Since = None,
+    name: Annotated[str, typer.Option(help="Of the policy that is proposed.")] = "recommended",
+    draft: Annotated[str | None, typer.Option(help="ModelVariant that drafts.")] = None,
+    accelerators: Annotated[
+        Path | None, typer.Option(help="CSV of what you measured: name,costPerHour,requestsPerSecond.")
+    ] = None,
+) -> None:
+    """Propose a policy for the traffic there was: YAML on standard output, the reasons beside it."""
+    from sixfold_runtime.report import command
+    from sixfold_runtime.report.model import ReportError
+
+    question = command.Question(prometheus, log or [], namespace, policy, since, None)
+    try:
+        print(command.recommend(question, name, draft, accelerators, Console(stderr=True)), end="")
+    except ReportError as error:
+        _fail(error)
+
+
 @app.command()
 def report(
-    prometheus: Annotated[str | None, typer.Option(help="Address of the Prometheus that scrapes the policies.")] = None,
-    log: Annotated[list[Path] | None, typer.Option(help="Or the gateways' request logs. Repeatable.")] = None,
-    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Only of this namespace.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
-    since: Annotated[str | None, typer.Option(help="How far back, such as 24h; of logs all of them.")] = None,
-    cost_per_hour: Annotated[float | None, typer.Option(min=0, help="Of an engine pod; else the policy's.")] = None,
+    prometheus: Prometheus = None,
+    log: Logs = None,
+    namespace: OfNamespace = None,
+    policy: OfPolicy = None,
+    since: Since = None,
+    cost_per_hour: CostPerHour = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the page to this file.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:

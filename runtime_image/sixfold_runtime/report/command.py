@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from sixfold_api.scalars import duration_seconds
 from sixfold_runtime.report import log_source
+from sixfold_runtime.report import recommend as rules
 from sixfold_runtime.report.analysis import figures
-from sixfold_runtime.report.model import Figures, ReportError
+from sixfold_runtime.report.model import Counted, Figures, ReportError
 from sixfold_runtime.report.page import milliseconds, money, page
 from sixfold_runtime.report.prometheus_source import PrometheusSource
 
@@ -32,6 +34,11 @@ class Question:
 
 def answer(question: Question, now: datetime | None = None) -> Figures:
     """Raises ReportError."""
+    return figures(read(question, now))
+
+
+def read(question: Question, now: datetime | None = None) -> Counted:
+    """What was counted. Raises ReportError."""
     now = now or datetime.now(UTC)
     since = _since(question.since)
     if bool(question.prometheus) == bool(question.logs):
@@ -43,7 +50,7 @@ def answer(question: Question, now: datetime | None = None) -> Figures:
         counted = log_source.read(question.logs, since, now)
     if question.cost_per_hour is not None:
         counted.cost_per_hour = {"engine": question.cost_per_hour}
-    return figures(counted)
+    return counted
 
 
 def write(found: Figures, question: Question, html: Path | None, json_file: Path | None) -> None:
@@ -56,6 +63,25 @@ def write(found: Figures, question: Question, html: Path | None, json_file: Path
             json_file.write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n")
     except OSError as error:
         raise ReportError(f"{error.filename} can't be written: {error.strerror}") from error
+
+
+def recommend(question: Question, name: str, draft: str | None, devices: Path | None, console: Console) -> str:
+    """The proposed policy as YAML; why goes to the console. Raises ReportError."""
+    counted = read(question)
+    served = rules.served_by(counted, draft)
+    found = rules.proposals(figures(counted), served)
+    for proposal in found:
+        console.print(f"-> {proposal.what}: {proposal.why}", highlight=False, soft_wrap=True)
+    if not found:
+        console.print("-> nothing that this traffic would gain by", highlight=False)
+    if devices is not None:
+        try:
+            ranking = rules.accelerators(devices.read_text().splitlines())
+        except OSError as error:
+            raise ReportError(f"{devices} can't be read: {error.strerror}") from error
+        for device in ranking:
+            console.print(f"   {device.name}: {money(device.cost_per_million)} a million requests", highlight=False)
+    return yaml.safe_dump(rules.policy(found, served, name), sort_keys=False)
 
 
 def show(found: Figures, console: Console) -> None:

@@ -70,6 +70,7 @@ def _count(counted: Counted, entry: dict[str, Any], moment: datetime) -> None:
     key = moment.hour, bucket, variant
     counted.requests[key] = counted.requests.get(key, 0.0) + 1
     counted.failed += _whole(entry.get("status")) >= 500 or bool(entry.get("error_code") and entry.get("status") == 200)
+    counted.tasks[variant] = "Classification" if entry.get("path") == "/v1/classify" else "Generation"
     seconds = entry.get("engine_seconds")
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < 86400:
         counted.exact_seconds.append(float(seconds))

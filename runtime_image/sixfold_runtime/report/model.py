@@ -28,6 +28,7 @@ class Counted:
         pod_hours: component -> hours of pods that held a model.
         busy_hours: hours in which they computed.
         loads: variant -> seconds that loading took.
+        tasks: variant -> Generation, Classification or TokenClassification.
         cost_per_hour: component -> cost of a pod; empty where nobody said.
     """
 
@@ -47,6 +48,7 @@ class Counted:
     pod_hours: float | None = None
     busy_hours: float | None = None
     loads: dict[str, float] = field(default_factory=dict)
+    tasks: dict[str, str] = field(default_factory=dict)
     cost_per_hour: dict[str, float] = field(default_factory=dict)
     skipped_lines: int = 0
 

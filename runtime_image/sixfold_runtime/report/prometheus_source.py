@@ -67,6 +67,9 @@ class PrometheusSource:
             counted.flops[labels.get("cause", "")] = number
         buckets = self._by("le", f"{engine}_bucket", span, now)
         counted.spread = sorted((float(labels["le"].replace("+Inf", "inf")), number) for labels, number in buckets)
+        for labels, _ in self._by("variant, task", "sixfold_requests_total", span, now):
+            if labels.get("variant") and labels.get("task"):
+                counted.tasks[labels["variant"]] = labels["task"]
         self._modes(counted, span, now)
         self._pods(counted, span, now)
         return counted
