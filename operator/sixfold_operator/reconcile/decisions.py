@@ -26,6 +26,8 @@ from sixfold_operator.reconcile.quality_bounds import quality_bounds
 from sixfold_operator.reconcile.rollout import last_status
 from sixfold_operator.reconcile.waste_actions import act_on_waste
 
+SHADOW = "Shadow"
+"""What the names of signals begin with that come from comparisons with level 0."""
 EARLY = 0.9
 """A round that comes a little before the interval is over counts."""
 
@@ -78,6 +80,8 @@ class Decider:
         self._looked[place] = self._clock.monotonic()
         target = view.ceiling if state.level is None else state.level.target
         off = {mode for mode in Mode if mode not in view.modes} | {entry.mode for entry in state.suspended}
+        if spec.shadow is None:  # what was compared before lingers in a window of minutes
+            signals = [signal for signal in signals if not signal.name.startswith(SHADOW)]
         observed = observe(signals, snapshot, thresholds, state.signals, target, now, off) + alerts
         state = replace(state, signals=_urgent(state.signals, alerts, view.timing.failure_limit))
         outcome = decide(state, view, observed, _judgement(state, view, snapshot, thresholds), now)

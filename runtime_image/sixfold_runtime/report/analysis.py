@@ -103,11 +103,20 @@ def _levels(counted: Counted, rate: float | None) -> Iterator[LevelCost]:
     means = {key: counted.engine_seconds[key] / number for key, number in counted.by_level.items() if number > 0}
     for (variant, level), mean in sorted(means.items()):
         seconds = counted.engine_seconds[variant, level]
-        plain = means.get((variant, "0"))
+        plain = means.get((variant, "0")) or _plain_of_task(counted, variant)
         saved = 1 - mean / plain if plain and level != "0" else None
         cost = None if rate is None else seconds / 3600 * rate
         number = counted.by_level[variant, level]
         yield LevelCost(variant, level, number, 1000 * mean, seconds / 3600, cost, saved)
+
+
+def _plain_of_task(counted: Counted, variant: str) -> float | None:
+    """Mean engine seconds at level 0 of the variants with the same task: quantised weights never run there, and
+    stand in for those that do."""
+    task = counted.tasks.get(variant)
+    plain = [key for key in counted.by_level if key[1] == "0" and task and counted.tasks.get(key[0]) == task]
+    number = sum(counted.by_level[key] for key in plain)
+    return sum(counted.engine_seconds[key] for key in plain) / number if number > 0 else None
 
 
 def _spread(counted: Counted) -> tuple[tuple[str, float], ...]:

@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from sixfold_runtime.report.model import Counted, ReportError
 
 HOUR_SECONDS = 3600
 TIMEOUT_SECONDS = 30
+UNKNOWN = "unknown"
+"""Length of a prompt that wasn't told: Prometheus leaves empty labels out."""
 _GROUPS = {
     "exited": 'sixfold_exit_request_seconds_count{{{w}exited="true"}}',
     "exit_texts": "sixfold_exit_request_seconds_count{{{w}}}",
@@ -36,6 +39,7 @@ class PrometheusSource:
 
     def __init__(self, url: str, namespace: str | None, policy: str | None) -> None:
         self._url = url.rstrip("/")
+        self._name = _without_password(self._url)
         labels = (("namespace", namespace), ("policy", policy))
         self._where = "".join(f'{name}="{_escaped(value)}",' for name, value in labels if value)
 
@@ -43,7 +47,7 @@ class PrometheusSource:
         """What was counted from `since` before `now` on."""
         seconds = int(since.total_seconds())
         counted = Counted(
-            source=self._url,
+            source=self._name,
             start=_text(now - since),
             end=_text(now),
             hours=seconds / HOUR_SECONDS,
@@ -57,11 +61,11 @@ class PrometheusSource:
         for labels, number in self._by("variant, level", f"{engine}_sum", span, now):
             counted.engine_seconds[labels["variant"], labels["level"]] = number
         sums = {
-            (labels["length_bucket"], labels["variant"]): number
+            (labels.get("length_bucket") or UNKNOWN, labels["variant"]): number
             for labels, number in self._by("length_bucket, variant", f"{engine}_sum", span, now)
         }
         for labels, number in self._by("length_bucket, variant", f"{engine}_count", span, now):
-            key = labels["length_bucket"], labels["variant"]
+            key = labels.get("length_bucket") or UNKNOWN, labels["variant"]
             counted.by_length[key] = number, sums.get(key, 0.0)
         for labels, number in self._by("cause", "sixfold_flops_total", span, now):
             counted.flops[labels.get("cause", "")] = number
@@ -76,15 +80,15 @@ class PrometheusSource:
 
     def _requests(self, counted: Counted, seconds: int, now: datetime) -> None:
         """By hour of the day: one window an hour, back from now."""
-        step = min(HOUR_SECONDS, seconds)
         series = f'sixfold_requests_total{{{self._where}outcome!="refused"}}'
-        query = f"sum by (variant, length_bucket) (increase({series}[{step}s]))"
-        for back in range(0, seconds, step):
+        for back in range(0, seconds, HOUR_SECONDS):
+            step = min(HOUR_SECONDS, seconds - back)  # the period needn't be of whole hours
+            query = f"sum by (variant, length_bucket) (increase({series}[{step}s]))"
             moment = now - timedelta(seconds=back)
             hour = (moment - timedelta(seconds=step / 2)).hour
             for labels, number in self._ask(query, moment):
                 if labels.get("variant") and number > 0:
-                    key = hour, labels.get("length_bucket") or "unknown", labels["variant"]
+                    key = hour, labels.get("length_bucket") or UNKNOWN, labels["variant"]
                     counted.requests[key] = counted.requests.get(key, 0.0) + number
 
     def _modes(self, counted: Counted, span: str, now: datetime) -> None:
@@ -128,15 +132,28 @@ class PrometheusSource:
             client = PrometheusConnect(self._url, retry=Retry(total=0), timeout=TIMEOUT_SECONDS)
             found: list[Any] = client.custom_query(query, {"time": now.timestamp()})
         except PrometheusApiClientException as error:
-            raise ReportError(f"{self._url} answers: {str(error)[:300]}") from error
+            raise ReportError(f"{self._name} answers: {str(error)[:300]}") from error
         except (requests.RequestException, ValueError, KeyError) as error:
-            raise ReportError(f"{self._url} can't be asked: is it the address of a Prometheus? ({error})") from error
+            raise ReportError(
+                f"{self._name} can't be asked: is it the address of a Prometheus? ({_reason(error)})"
+            ) from error
         rows = [(entry["metric"], float(entry["value"][1])) for entry in found]
         return [(labels, number) for labels, number in rows if math.isfinite(number)]
 
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _without_password(url: str) -> str:
+    """For the page and for messages, which others read."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong; a failed connection's own words repeat the address."""
+    return type(error).__name__ if "@" in str(error) else str(error)
 
 
 def _text(moment: datetime) -> str:
