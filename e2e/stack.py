@@ -217,6 +217,11 @@ def fill_models_claim(namespace: str, folders: dict[str, Path]) -> None:
     )
 
 
+def forget_models(namespace: str) -> None:
+    """Remove what `fill_models_claim` left on this machine for a namespace that is being deleted."""
+    subprocess.run([sys.executable, str(CLUSTER_TOOL), "forget-models", "--namespace", namespace], check=True)
+
+
 def condition(document: Document | None, type_: str) -> Document:
     """A condition of an object; one with status Absent where there is none."""
     conditions = ((document or {}).get("status") or {}).get("conditions") or []

@@ -1,4 +1,4 @@
-"""One command for the cluster that demo and tests use: `cluster.py up | images | models-volume | status | down`."""
+"""One command for the cluster that demo and tests use: `cluster.py up | images | models-volume | forget-models | status | down`."""
 
 import json
 import sys
@@ -67,6 +67,14 @@ def models_volume(
 ) -> None:
     """Make a bound claim `models` that holds the model folders."""
     volumes.ensure(target.in_use(), namespace, [folder.resolve() for folder in source])
+
+
+@app.command()
+def forget_models(
+    namespace: Annotated[str, typer.Option(help="A namespace that is being deleted.")],
+) -> None:
+    """Remove the copies of models that `models-volume` made for a namespace."""
+    volumes.remove(target.in_use(), namespace)
 
 
 @app.command()

@@ -23,6 +23,7 @@ STAND_INS = {part: f"e2e/cluster/{part}.Dockerfile" for part in ("redis", "prome
 CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "uv.lock", "crds", "operator", "runtime_image")
 AUTHORITIES = "/etc/ssl/certs"
 STORAGE = CACHE / "buildah"
+KEPT_STAGES = 8
 LAYOUT = content_import.Layout(CACHE / "layout")
 
 
@@ -130,6 +131,10 @@ def _forget_others(names: Iterable[str]) -> None:
         name = image.removeprefix("localhost/")
         if _is_one_of_ours(name) and name not in kept:
             _buildah("rmi", image)
+    # Stages of builds have no name. The newest ones are those that the next build takes from the cache.
+    stages = _buildah("images", "--filter", "dangling=true", "--format", "{{.ID}}").split()
+    if old := stages[KEPT_STAGES:]:
+        _buildah("rmi", *old)
     used = {row.split()[1].removeprefix(LIBRARY) for row in node.ctr("containers", "list").splitlines()[1:]}
     digests = {row[0]: row[2] for row in map(str.split, node.ctr("images", "list").splitlines()[1:])}
     ours = {name for name in digests if _is_one_of_ours(name.removeprefix(LIBRARY))}

@@ -40,6 +40,14 @@ def ensure(target: Target, namespace: str, folders: Sequence[Path]) -> None:
             target.kubectl("-n", namespace, "delete", f"pod/{HELPER}", "--now")
 
 
+def remove(target: Target, namespace: str) -> None:
+    """Remove what `ensure` left on this machine for a namespace that is being deleted; elsewhere the claim's class
+    does."""
+    if target.kind == "embedded":
+        target.kubectl("delete", f"pv/{_volume_name(namespace)}", "--ignore-not-found", "--wait=false")
+        shutil.rmtree(MODELS / namespace, ignore_errors=True)
+
+
 def _fill_through_pod(target: Target, namespace: str, folders: Sequence[Path]) -> None:
     try:
         target.kubectl("-n", namespace, "wait", "--for=condition=Ready", "--timeout=300s", f"pod/{HELPER}")
