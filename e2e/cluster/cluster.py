@@ -1,4 +1,4 @@
-"""One command for the cluster that demo and tests use: `cluster.py up | images | models-volume | forget-models | status | down`."""
+"""One command for the cluster of demo and tests: up | images | models-volume | forget-models | status | down."""
 
 import json
 import sys

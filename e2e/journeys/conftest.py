@@ -12,7 +12,16 @@ import pytest
 E2E = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(E2E))
 
-from stack import JOURNEY_KEY, REPOSITORY, Cluster, bring_up, fill_models_claim, forget_models, model_folders, wait_ready
+from stack import (
+    JOURNEY_KEY,
+    REPOSITORY,
+    Cluster,
+    bring_up,
+    fill_models_claim,
+    forget_models,
+    model_folders,
+    wait_ready,
+)
 
 NAMESPACE = f"journeys-{uuid4().hex[:6]}"
 
