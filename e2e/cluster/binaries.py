@@ -8,7 +8,7 @@ from pathlib import Path
 
 import packages
 from console import HarnessError, step
-from paths import BINARIES, NODE_SOURCE, PROMETHEUS_SOURCE
+from paths import BINARIES, KWOK_SOURCE, NODE_SOURCE, PROMETHEUS_SOURCE
 from processes import exclusive, run
 
 HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
@@ -65,13 +65,21 @@ def helm() -> Path:
 
 def prometheus() -> Path:
     """The folder of a prometheus and a promtool that know Kubernetes; built here once, in minutes."""
-    digest = hashlib.sha256((PROMETHEUS_SOURCE / "go.mod").read_bytes())
-    folder = BINARIES / f"prometheus-{digest.hexdigest()[:12]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _module_folder(PROMETHEUS_SOURCE)
     with exclusive(folder / ".lock"):
         for name, what in (("prometheus", "Prometheus (minutes, the first time)"), ("promtool", "promtool")):
             _build(folder, name, what, f"github.com/prometheus/prometheus/cmd/{name}", source=PROMETHEUS_SOURCE)
     return folder
+
+
+def kwok() -> Path:
+    """The kwok of the machine, else one that is built here: fake nodes, for scale."""
+    if found := shutil.which("kwok"):
+        return Path(found)
+    folder = _module_folder(KWOK_SOURCE)
+    with exclusive(folder / ".lock"):
+        _build(folder, "kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", source=KWOK_SOURCE)
+    return folder / "kwok"
 
 
 def kubectl() -> Path:
@@ -85,6 +93,14 @@ def source_hash() -> str:
     for path in sorted(path for path in NODE_SOURCE.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(NODE_SOURCE)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def _module_folder(source: Path) -> Path:
+    """Where the programs of a module of its own are kept, by the versions that it names."""
+    digest = hashlib.sha256((source / "go.mod").read_bytes())
+    folder = BINARIES / f"{source.name}-{digest.hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _version_flags() -> str:

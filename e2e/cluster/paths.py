@@ -7,6 +7,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 NODE_SOURCE = HERE / "node"
 PROMETHEUS_SOURCE = HERE / "prometheus"
+KWOK_SOURCE = HERE / "kwok"
 
 CACHE = Path(os.environ.get("SIXFOLD_CACHE") or Path.home() / ".cache" / "sixfold").absolute()
 BINARIES = CACHE / "bin"
