@@ -16,7 +16,7 @@ from sixfold_api.control_status import TunedValue
 from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import Acceptance, GenerationSpec, Guard, ThresholdSpec
 from sixfold_api.modes import LEVEL_FROM, Mode, ModeState
-from sixfold_api.policy import ClassificationSpec, InferencePolicySpec, ModeStatus
+from sixfold_api.policy import ClassificationSpec, InferencePolicySpec, ModeStatus, engines
 from sixfold_api.provenance import provenance
 from sixfold_api.runtime_config import (
     BatchingConfig,
@@ -63,6 +63,7 @@ def effective(
     *,
     tuned: Iterable[TunedValue] = (),
     suspended: Mapping[Mode, str] = _NOTHING,
+    gateways: int | None = None,
 ) -> Effective:
     """What pods obey: the spec, then tuned values, then suspended modes, then the level.
 
@@ -71,6 +72,7 @@ def effective(
         unsupported: modes that can't run although the spec asks for them, with the reasons.
         tuned: values in place of the spec's; those that no longer hold are left out.
         suspended: modes that the operator turned off, with the reasons.
+        gateways: how many there are now; absent means as many as the spec says.
     """
     spec, held = tuned_spec(spec, tuned)
     level = spec.rollback_level if target_level is None else min(target_level, spec.rollback_level)
@@ -84,7 +86,7 @@ def effective(
             compression=spec.streaming.compression if Mode.COMPRESSED_STREAMING in active else Compression.OFF,
             level=spec.streaming.level,
         ),
-        rate_limit=_rate_limit_share(spec),
+        rate_limit=_rate_limit_share(spec.gateway, gateways),
         speculative=_speculative(spec.generation) if Mode.SPECULATIVE in active else None,
         sampler_pipeline=_sampler_pipeline(spec.generation) if Mode.SAMPLER_PIPELINE in active else None,
         kv_reuse=_kv_reuse(spec.generation) if Mode.KV_CACHE_REUSE in active else None,
@@ -100,6 +102,7 @@ def effective(
         generation_subgraphs=_subgraphs(spec.generation, on_demand),
         escalate=_escalate(spec.classification),
         shadow=None if spec.shadow is None else ShadowConfig(sample_rate=float(spec.shadow.sample_rate)),
+        may_sleep=any(engine.autoscaling is not None and engine.autoscaling.may_sleep for engine in engines(spec)),
     )
     return Effective(config, modes, provenance(spec, config, modes, held), held)
 
@@ -247,12 +250,12 @@ def _number(decimal: str | None) -> float | None:
     return None if decimal is None else float(decimal)
 
 
-def _rate_limit_share(spec: InferencePolicySpec) -> RateLimitConfig | None:
+def _rate_limit_share(spec: GatewaySpec, gateways: int | None) -> RateLimitConfig | None:
     """Each gateway counts for itself, so each gets its share; a share of the burst is at least one request."""
-    limit = spec.gateway.rate_limit
+    limit = spec.rate_limit
     if limit is None:
         return None
-    replicas = spec.gateway.replicas or 1
+    replicas = gateways or spec.replicas or 1
     return RateLimitConfig(
         requests_per_second=limit.requests_per_second / replicas, burst=math.ceil(limit.burst / replicas)
     )

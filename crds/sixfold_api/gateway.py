@@ -7,7 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from sixfold_api.autoscaling import GatewayAutoscalingSpec
 from sixfold_api.base import ApiModel, Rule
+from sixfold_api.exposure import ClientPeer, HTTPRouteSpec, IngressSpec
 from sixfold_api.pods import PodSettings, SecretRef
 from sixfold_api.scalars import Duration, NoFloat, Quantity, Unquoted, duration_seconds, quantity_value
 
@@ -69,6 +71,8 @@ class GatewaySpec(ApiModel):
 
     replicas: Annotated[int, Field(ge=1, le=100), Unquoted] | None = None
     """Gateway pods; absent means 1."""
+    autoscaling: GatewayAutoscalingSpec | None = None
+    """Pods by load, in place of replicas."""
     api_keys_secret_ref: SecretRef | None = None
     """Secret whose entry names are tenants and whose values are their API keys. Without it the gateway is open."""
     rate_limit: RateLimit | None = None
@@ -88,10 +92,22 @@ class GatewaySpec(ApiModel):
     """How long a request may take in all; X-Request-Timeout may ask for less."""
     demo_page: Annotated[bool, Field(strict=True)] = False
     """For development: a page to try the endpoint with, at /. It holds no key; whoever opens it types one in."""
+    ingress: IngressSpec | None = None
+    """Absent means no Ingress."""
+    http_route: HTTPRouteSpec | None = None
+    """Absent means no HTTPRoute."""
+    allow_from: Annotated[list[ClientPeer], Field(max_length=32)] = []
+    """Who may connect; nobody listed means everybody. An Ingress' or Gateway's own pods must be among them. Holds where
+    the chart's networkPolicies.enabled is set and the cluster's network enforces NetworkPolicies."""
     pod: PodSettings = PodSettings()
     """Placement and size of the pods."""
 
     rules = (
+        Rule(
+            "!has(self.autoscaling) || !has(self.replicas)",
+            "replicas and autoscaling exclude each other: remove one",
+            lambda g: g.autoscaling is None or g.replicas is None,
+        ),
         Rule(
             "!has(self.tenants) || size(self.tenants) == 0 || has(self.apiKeysSecretRef)",
             "tenants are entries of the Secret with the API keys: add apiKeysSecretRef or remove them",

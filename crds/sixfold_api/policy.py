@@ -14,6 +14,7 @@ from sixfold_api.analysis import (
     ShadowSpec,
     TicketsSpec,
 )
+from sixfold_api.autoscaling import EngineAutoscalingSpec
 from sixfold_api.base import ApiModel, Rule, SpecModel, StatusModel
 from sixfold_api.batching import BatchingSpec
 from sixfold_api.classification import EarlyExitSpec, EscalateSpec
@@ -66,7 +67,10 @@ class EngineSpec(ApiModel):
     """A Deployment of engine pods."""
 
     replicas: Annotated[int, Field(ge=0, le=1000), Unquoted] | None = None
-    """Engine pods; absent means 1. `kubectl scale` sets it; an autoscaler needs it set to begin with."""
+    """Engine pods; absent means 1. `kubectl scale` sets it; an autoscaler of your own on the policy needs it set to
+    begin with."""
+    autoscaling: EngineAutoscalingSpec | None = None
+    """Pods by load, in place of replicas."""
     accelerator: Accelerator = Accelerator(type=AcceleratorType.GPU)
     """Absent means one nvidia.com/gpu a pod."""
     strategy: RolloutStrategy = RolloutStrategy.AUTO
@@ -80,6 +84,14 @@ class EngineSpec(ApiModel):
     in engine seconds."""
     pod: PodSettings = PodSettings()
     """Placement and size of the pods."""
+
+    rules = (
+        Rule(
+            "!has(self.autoscaling) || !has(self.replicas)",
+            "replicas and autoscaling exclude each other: remove one",
+            lambda e: e.autoscaling is None or e.replicas is None,
+        ),
+    )
 
 
 class ClassificationSpec(ApiModel):
@@ -174,6 +186,12 @@ class InferencePolicySpec(SpecModel):
             ),
         ),
     )
+
+
+def engines(spec: InferencePolicySpec) -> tuple[EngineSpec, ...]:
+    """The Deployments of engine pods that a policy asks for: the engine's, and the classifier's where it has one."""
+    classifier = spec.classification and spec.classification.engine
+    return (spec.engine, classifier) if classifier else (spec.engine,)
 
 
 class ModeStatus(StatusModel):

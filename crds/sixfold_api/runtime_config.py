@@ -164,6 +164,8 @@ class EffectiveConfig(ConfigModel):
     """No mode: on at every level."""
     shadow: ShadowConfig | None = None
     """None where no answer is computed twice."""
+    may_sleep: bool = False
+    """Engines go while nobody asks: requests wait until they are back."""
 
     def is_active(self, mode: Mode) -> bool:
         return mode in self.active_modes
@@ -302,3 +304,5 @@ class PodState(StatusModel):
     """Why this pod doesn't compute answers again although the configuration says so; "" where it does."""
     not_found: tuple[str, ...] = ()
     """What the policy names and this pod doesn't find, in sentences; it serves without."""
+    idle_seconds: float | None = None
+    """Since the last request ended, 0 while one runs or waits; None in engines."""

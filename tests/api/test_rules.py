@@ -19,6 +19,11 @@ NAME = "metadata.name must have at most 40 characters: lower-case letters, digit
 NEITHER = "at least one of spec.generation and spec.classification is needed"
 OWN_ENGINE = "spec.classification.engine is for policies that generate too; without spec.generation use spec.engine"
 GPU_ONLY = "count and resourceName are for type: GPU; remove them or set type: GPU"
+SCALED_TWICE = "replicas and autoscaling exclude each other: remove one"
+SCALED_BY_NOTHING = "name what to scale by: cpuPercent, queuedRequests or both"
+MIN_OVER_MAX = "minReplicas may not be over maxReplicas"
+NEVER_IDLE = "idleAfter is for minReplicas: 0; remove it or set minReplicas to 0"
+IDLE_BOUNDS = "idleAfter must be between 1s and 168h"
 KEYLESS = "a toleration without a key needs operator: Exists"
 EXISTS_VALUE = "a toleration with operator: Exists takes no value; remove it or set operator: Equal"
 NO_EXECUTE = "tolerationSeconds is for effect: NoExecute"
@@ -98,6 +103,10 @@ def policy(**blocks: Any) -> dict[str, Any]:
 
 def tolerating(toleration: dict[str, Any]) -> dict[str, Any]:
     return policy(engine={"pod": {"tolerations": [toleration]}})
+
+
+def scaling(**fields: Any) -> dict[str, Any]:
+    return policy(engine={"autoscaling": {"maxReplicas": 3, **fields}})
 
 
 def from_hub(**fields: Any) -> dict[str, Any]:
@@ -211,6 +220,17 @@ CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
     (POLICY, policy(engine={"accelerator": {"type": "CPU", "resourceName": "amd.com/gpu"}}), GPU_ONLY),
     (POLICY, policy(classification=CLASSIFICATION | {"engine": {"accelerator": {"type": "CPU", "count": 1}}}),
      GPU_ONLY),
+    (POLICY, scaling(cpuPercent=80), None),
+    (POLICY, scaling(queuedRequests=4, minReplicas=3, maxReplicas=3), None),
+    (POLICY, scaling(cpuPercent=80, minReplicas=4), MIN_OVER_MAX),
+    (POLICY, scaling(), SCALED_BY_NOTHING),
+    (POLICY, scaling(cpuPercent=80, minReplicas=0, idleAfter="168h"), None),
+    (POLICY, scaling(cpuPercent=80, idleAfter="5m"), NEVER_IDLE),
+    (POLICY, scaling(cpuPercent=80, minReplicas=0, idleAfter="0s"), IDLE_BOUNDS),
+    (POLICY, policy(engine={"autoscaling": {"maxReplicas": 2, "cpuPercent": 80}, "replicas": 1}), SCALED_TWICE),
+    (POLICY, policy(gateway={"autoscaling": {"maxReplicas": 2, "cpuPercent": 80}}), None),
+    (POLICY, policy(gateway={"autoscaling": {"maxReplicas": 2, "cpuPercent": 80}, "replicas": 2}), SCALED_TWICE),
+    (POLICY, policy(gateway={"autoscaling": {"maxReplicas": 2, "minReplicas": 3}}), MIN_OVER_MAX),
     (POLICY, tolerating({"operator": "Exists"}), None),
     (POLICY, tolerating({"key": "gpu", "operator": "Equal", "value": "yes"}), None),
     (POLICY, tolerating({"key": "gpu", "value": "yes", "effect": "NoSchedule"}), None),

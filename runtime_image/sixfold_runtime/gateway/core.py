@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from sixfold_api.runtime_config import EffectiveConfig, ModelState, PodState, Role
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.gateway.activity import Activity
 from sixfold_runtime.gateway.batcher import Batcher
 from sixfold_runtime.gateway.deadline import Deadlines
 from sixfold_runtime.gateway.dictionary import DictionaryFile
@@ -26,6 +27,11 @@ from sixfold_runtime.gateway.sse import ClientLeftError, read_body
 from sixfold_runtime.modes.arms import arm_key, arm_of
 from sixfold_runtime.settings import RuntimeSettings
 
+RESTART_SECONDS = 5.0
+"""How long a request waits for an engine to become ready: the gap of a restart, not of an outage."""
+WAKE_SECONDS = 900.0
+"""How long it waits where engines sleep: until one is placed, started and loaded. Its own time may end before."""
+
 
 class Gateway:
     """One gateway process.
@@ -39,15 +45,16 @@ class Gateway:
         self.settings = settings
         self.config = config
         self.pool = Pool(settings.engines, settings.policy)
-        self.metrics = GatewayMetrics(settings, config, self.pool)
+        self.metrics = GatewayMetrics(settings, config, self.pool, lambda: self.dispatcher.waiting)
         self._batcher = Batcher(self.pool, config, self.metrics.registry, (settings.namespace, settings.policy))
-        self.dispatcher = Dispatcher(self.pool, self._batcher, self._configured_tasks)
+        self.dispatcher = Dispatcher(self.pool, self._batcher, self._configured_tasks, self._engine_wait_seconds)
         self.draining = False
         self.started_unix_seconds = int(time.time())
         self._keys = ApiKeys(settings.api_keys_directory)
         self.stream_dictionary = DictionaryFile(settings.stream_dictionary_directory)
         self._limiter = RateLimiter()
         self._deadlines = Deadlines()
+        self._activity = Activity()
 
     async def run(self) -> None:
         """Follow engines and keys until cancelled. The configuration is followed by whoever made the store."""
@@ -55,6 +62,9 @@ class Gateway:
             tasks.create_task(self.pool.run())
             tasks.create_task(self._batcher.run())
             tasks.create_task(self._keys.run())
+
+    def _engine_wait_seconds(self) -> float:
+        return WAKE_SECONDS if self.config.current.stable.may_sleep else RESTART_SECONDS
 
     def begin(self, header: str, path: str) -> Exchange:
         stable = self.config.current.stable
@@ -102,6 +112,8 @@ class Gateway:
         """
         exchange_of(request).task = task
         exchange, stable = self.admit(request), self.config.current.stable
+        self._activity.begin()
+        exchange.activity = self._activity
         limits = stable.request_limits
         exchange.agree(asked_terms(request.headers, exchange.tenant, stable.tenants, limits))
         try:
@@ -141,6 +153,8 @@ class Gateway:
             return "shutting down"
         if not self.settings.engines:
             return "no engine is configured (SIXFOLD_ENGINES)"
+        if self.config.current.stable.may_sleep:
+            return ""  # the next request wakes them
         if waiting := self.pool.waiting_for:
             return f"engines that have not been ready yet: {', '.join(waiting)}"
         return "" if self.pool.connected else "no engine is connected"
@@ -163,6 +177,7 @@ class Gateway:
             models=tuple(models),
             tenants=self._keys.tenants,
             not_found=tuple(self._not_found()),
+            idle_seconds=self._activity.idle_seconds,
         )
 
     def _not_found(self) -> Iterator[str]:

@@ -22,8 +22,8 @@ from sixfold_runtime.modes.batching import Waiting
 
 ATTEMPTS = 3
 """A rolling restart may take two engines from under one request."""
-ENGINE_WAIT_SECONDS = 5.0
-"""How long a request waits for an engine to become ready: the gap of a restart, not of an outage."""
+MAX_WAITING = 1000
+"""Requests that wait for an engine to become ready; those that come then are sent away."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,24 @@ class Restarted:
 
 
 class Dispatcher:
-    def __init__(self, pool: Pool, batcher: Batcher, configured_tasks: Callable[[Task], Collection[str]]) -> None:
-        """`configured_tasks` names the task slices that the configuration offers for generation or classification."""
+    """Attributes:
+    waiting: requests that wait for an engine to become ready.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        batcher: Batcher,
+        configured_tasks: Callable[[Task], Collection[str]],
+        engine_wait_seconds: Callable[[], float],
+    ) -> None:
+        """`configured_tasks` names the task slices that the configuration offers for generation or classification;
+        `engine_wait_seconds` says how long a request waits for an engine to become ready."""
         self._pool = pool
         self._batcher = batcher
         self._configured_tasks = configured_tasks
+        self._engine_wait_seconds = engine_wait_seconds
+        self.waiting = 0
 
     def check(self, name: str, task: Task, slice_name: str) -> None:
         """Raises ApiError (404, or 400 where a task must be named) where the engines are known and none can serve
@@ -142,11 +155,18 @@ class Dispatcher:
 
     async def _pick(self, call: Call, tried: Sequence[Session], wait_seconds: float | None) -> Choice | None:
         """An engine that could serve the call. Raises ApiError (504) where the deadline ends the wait for one."""
-        most_seconds = ENGINE_WAIT_SECONDS if wait_seconds is None else wait_seconds
+        most_seconds = self._engine_wait_seconds() if wait_seconds is None else wait_seconds
         left_seconds = math.inf if call.deadline_seconds is None else call.deadline_seconds - time.monotonic()
         if left_seconds <= 0:
             raise deadline_exceeded()
-        choice = await self._pool.pick(lambda model: self._suits(model, call), tried, min(most_seconds, left_seconds))
+        if self.waiting >= MAX_WAITING:
+            raise unavailable(f"{MAX_WAITING} requests wait for an engine already", "no_engine_ready", 10.0)
+        self.waiting += 1
+        try:
+            within_seconds = min(most_seconds, left_seconds)
+            choice = await self._pool.pick(lambda model: self._suits(model, call), tried, within_seconds)
+        finally:
+            self.waiting -= 1
         if choice is None and left_seconds < most_seconds:
             raise deadline_exceeded()
         return choice

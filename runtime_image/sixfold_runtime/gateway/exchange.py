@@ -13,6 +13,7 @@ from sixfold_api.gateway import Priority
 from sixfold_api.runtime_config import STABLE, RequestLimits
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import Chunk, Done
+from sixfold_runtime.gateway.activity import Activity
 from sixfold_runtime.gateway.deadline import Deadline
 from sixfold_runtime.gateway.errors import DEADLINE_EXCEEDED
 from sixfold_runtime.gateway.headers import Terms
@@ -46,6 +47,7 @@ class Exchange:
         engine_seconds: that engines spent on it, as far as they said: of all its prompts or texts.
         parts_engine_seconds: that engines spent on calls on its behalf.
         is_part: it is such a call itself.
+        activity: where it counts as one that runs; None until it is let in.
     """
 
     id: str
@@ -73,6 +75,7 @@ class Exchange:
     status: int = 0
     client_left: bool = False
     is_part: bool = False
+    activity: Activity | None = None
 
     @property
     def labels(self) -> RequestLabels:
@@ -131,6 +134,8 @@ class Exchange:
 
     def end(self) -> None:
         """Count and log it."""
+        if self.activity is not None:
+            self.activity.end()
         seconds = time.monotonic() - self.started_seconds
         status = CLIENT_CLOSED if self.client_left else self.status
         if self.task is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -39,11 +39,12 @@ _REQUEST = (*_POLICY, *RequestLabels._fields)
 class GatewayMetrics:
     """All metrics of one gateway, in a registry of its own: one process may run a gateway and an engine."""
 
-    def __init__(self, settings: RuntimeSettings, config: ConfigStore, pool: Pool) -> None:
+    def __init__(self, settings: RuntimeSettings, config: ConfigStore, pool: Pool, waiting: Callable[[], int]) -> None:
+        """`waiting` tells how many requests wait for an engine to become ready."""
         self.registry = CollectorRegistry()
         self._where = (settings.namespace, settings.policy)
         ProcessCollector(registry=self.registry)
-        self.registry.register(_Gauges(self._where, config, pool))
+        self.registry.register(_Gauges(self._where, config, pool, waiting))
         self._requests = Counter(
             "sixfold_requests",
             "Requests by outcome and length of the prompt (of several, of the longest).",
@@ -138,7 +139,8 @@ class GatewayMetrics:
 class _Gauges:
     """Values that are read when someone asks."""
 
-    def __init__(self, where: tuple[str, str], config: ConfigStore, pool: Pool) -> None:
+    def __init__(self, where: tuple[str, str], config: ConfigStore, pool: Pool, waiting: Callable[[], int]) -> None:
+        self._waiting = waiting
         self._where = where
         self._config = config
         self._pool = pool
@@ -151,6 +153,7 @@ class _Gauges:
             ("sixfold_level", "Rollback level in use.", current.stable.level),
             ("sixfold_gateway_engines_connected", "Engine pods with a connection.", self._pool.connected),
             ("sixfold_gateway_engines_ready", "Connected engine pods that take requests.", self._pool.ready),
+            ("sixfold_gateway_waiting", "Requests that wait for an engine to become ready.", self._waiting()),
         ):
             family = GaugeMetricFamily(name, text, labels=_POLICY)
             family.add_metric(self._where, value)

@@ -12,7 +12,7 @@ import pytest
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
-from sixfold_runtime.gateway import dispatch
+from sixfold_runtime.gateway import core
 
 PATH = "/v1/kv-cache"
 BLOCK_TOKENS = 16
@@ -103,7 +103,7 @@ def test_an_erasure_without_a_key_or_over_the_rate_is_refused(reusing: Any) -> N
 def test_an_erasure_is_no_success_while_an_engine_is_away(
     wire: Any, new_gateway: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "ENGINE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(core, "RESTART_SECONDS", 0.1)
     gateway = new_gateway(wire.port)
     answer = gateway.client.delete(PATH)
     assert (answer.status_code, answer.json()) == (200, {"object": "kv_cache.deleted", "blocks": 0}), "nothing is kept"

@@ -13,7 +13,7 @@ import pytest
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
-from sixfold_runtime.gateway import dispatch
+from sixfold_runtime.gateway import core
 from sixfold_runtime.logs import JsonFormatter
 
 PATH = "/v1/classify"
@@ -226,7 +226,7 @@ def test_tasks_reach_engines_that_have_them(
 def test_a_task_that_no_engine_offers_so_far(
     pair: Any, running: Any, new_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "ENGINE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(core, "RESTART_SECONDS", 0.1)
     ahead = new_gateway(running.port)
     ahead.apply(**level_3(tasks=("topic", "poetry")))
     response = ahead.client.post(PATH, json={"input": "hello"}, headers={"X-Task": "poetry"})

@@ -14,7 +14,7 @@ import pytest
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
-from sixfold_runtime.gateway import dispatch
+from sixfold_runtime.gateway import core
 
 BODY = {"model": "chat", "prompt": "hello", "max_tokens": 3500, "temperature": 0}
 SHORT = {**BODY, "max_tokens": 8}
@@ -23,7 +23,7 @@ SHORT = {**BODY, "max_tokens": 8}
 def test_without_an_engine_it_is_unready_and_says_503(
     new_gateway: Any, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "ENGINE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(core, "RESTART_SECONDS", 0.1)
     gateway = new_gateway(free_port, ready=False)
     readiness = gateway.client.get("/readyz")
     assert readiness.status_code == 503
@@ -86,7 +86,7 @@ def test_a_plain_call_survives_the_loss_of_its_engine(
 def test_an_engine_gone_for_good_is_a_503(
     wire: Any, engine: Any, new_gateway: Any, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(dispatch, "ENGINE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(core, "RESTART_SECONDS", 0.1)
     gateway = new_gateway(wire.port)
     wire.cut(for_good=True)
     until(lambda: gateway.client.get("/readyz").status_code == 503, "the gateway to notice")
@@ -166,7 +166,7 @@ def test_a_model_that_is_not_loaded_is_missing_and_not_unknown(
     new_engine: Any, new_gateway: Any, models: Path, tmp_path: Path, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One model of the engine can't be loaded: the gateway stays unready, and says 503 rather than 404."""
-    monkeypatch.setattr(dispatch, "ENGINE_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(core, "RESTART_SECONDS", 0.1)
     broken = ServedModel(name="chat", task=Task.GENERATION, path=str(tmp_path / "absent"))
     sentiment = ServedModel(name="sentiment", task=Task.CLASSIFICATION, path=str(models / "sentiment"))
     gateway = new_gateway(new_engine(broken, sentiment).port, ready=False)

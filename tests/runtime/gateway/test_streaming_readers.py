@@ -46,7 +46,7 @@ class Answer:
 
     def __post_init__(self) -> None:
         settings = RuntimeSettings()
-        self.metrics = GatewayMetrics(settings, ConfigStore(default_config(3)), Pool([], settings.policy))
+        self.metrics = GatewayMetrics(settings, ConfigStore(default_config(3)), Pool([], settings.policy), lambda: 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange("1", self.metrics, 3, "/", Deadlines().begin(time.monotonic() + 300))
