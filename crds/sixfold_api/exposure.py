@@ -28,8 +28,8 @@ class IngressSpec(ApiModel):
     class_name: ObjectName | None = None
     """IngressClass; absent means the cluster's default."""
     path: PathPrefix = "/v1"
-    """Prefix of the requests that are passed on, as they are. The API lies under /v1; with / clients also reach /metrics,
-    /state and the page."""
+    """Prefix of the requests that are passed on, as they are. The API lies under /v1; with / clients also reach
+    /metrics, /state and the page."""
     tls_secret_name: ObjectName | None = None
     """Secret of type kubernetes.io/tls in the same namespace; absent means without TLS, so that API keys travel
     in the clear unless something else encrypts them."""
@@ -54,8 +54,8 @@ class HTTPRouteSpec(ApiModel):
     hostnames: Annotated[list[ObjectName], Field(max_length=16)] = []
     """Host names that clients use; none means those of the Gateway."""
     path: PathPrefix = "/v1"
-    """Prefix of the requests that are passed on, as they are. The API lies under /v1; with / clients also reach /metrics,
-    /state and the page."""
+    """Prefix of the requests that are passed on, as they are. The API lies under /v1; with / clients also reach
+    /metrics, /state and the page."""
 
 
 class ClientPeer(ApiModel):

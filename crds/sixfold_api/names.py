@@ -20,7 +20,8 @@ GATEWAY, ENGINE, CLASSIFIER, PREPARE = "gateway", "engine", "classifier", "prepa
 GATEWAY_PORT = 8000
 ENGINE_PORT = 8001
 DRAIN_SECONDS = 120
-"""How long running requests may finish after SIGTERM; the pods' grace period is longer than that."""
+"""How long running requests may finish after SIGTERM, unless the policy says otherwise; the pods' grace period is
+longer than that."""
 CONFIG_DIRECTORY = "/etc/sixfold/config"
 CONFIG_KEY = "config.json"
 API_KEYS_DIRECTORY = "/etc/sixfold/api-keys"
@@ -44,6 +45,7 @@ ENV_DEVICE = "SIXFOLD_DEVICE"
 """cpu or cuda, as the accelerator of the policy says."""
 ENV_CONFIG_DIRECTORY = "SIXFOLD_CONFIG_DIRECTORY"
 ENV_API_KEYS_DIRECTORY = "SIXFOLD_API_KEYS_DIRECTORY"
+ENV_DRAIN_SECONDS = "SIXFOLD_DRAIN_SECONDS"
 ENV_REDIS_DIRECTORY = "SIXFOLD_REDIS_DIRECTORY"
 ENV_STREAM_DICTIONARY_DIRECTORY = "SIXFOLD_STREAM_DICTIONARY_DIRECTORY"
 

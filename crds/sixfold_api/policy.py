@@ -36,10 +36,12 @@ from sixfold_api.scalars import (
     AcceleratorType,
     Compression,
     Decimal,
+    Duration,
     ExtendedResource,
     FullWeights,
     RolloutStrategy,
     Unquoted,
+    duration_seconds,
 )
 from sixfold_api.subgraphs import SubgraphsSpec
 
@@ -76,6 +78,8 @@ class EngineSpec(ApiModel):
     strategy: RolloutStrategy = RolloutStrategy.AUTO
     """How a changed pod template rolls out. Surge starts a new pod before an old one stops and needs a spare
     accelerator; Replace stops an old one first. Auto means Surge on CPU and for a lone GPU pod, else Replace."""
+    startup_deadline: Duration = "30m"
+    """How long a pod may take to load its models before it is started anew, as one whose storage hangs must be."""
     full_weights: FullWeights | None = None
     """Full weights beside quantised ones. Resident keeps both on the device: a level change takes no time and the
     memory is not saved. Swap exchanges them: requests wait meanwhile. Absent or Auto means Resident where both fit."""
@@ -90,6 +94,12 @@ class EngineSpec(ApiModel):
             "!has(self.autoscaling) || !has(self.replicas)",
             "replicas and autoscaling exclude each other: remove one",
             lambda e: e.autoscaling is None or e.replicas is None,
+        ),
+        Rule(
+            "!has(self.startupDeadline) || (duration(self.startupDeadline) >= duration('10s')"
+            " && duration(self.startupDeadline) <= duration('24h'))",
+            "startupDeadline must be between 10s and 24h",
+            lambda e: 10.0 <= duration_seconds(e.startup_deadline) <= 86400.0,
         ),
     )
 
@@ -138,6 +148,9 @@ class InferencePolicySpec(SpecModel):
     """The Deployment that runs the models."""
     gateway: GatewaySpec = GatewaySpec()
     """The Deployment that takes the requests."""
+    drain_deadline: Duration = "2m"
+    """How long running requests may go on when their pod has to end, as in a rollout; what is left then ends with an
+    error. A pod without requests ends at once."""
     generation: GenerationSpec | None = None
     """Text generation; absent means that the generation endpoints answer 404."""
     classification: ClassificationSpec | None = None
@@ -184,6 +197,12 @@ class InferencePolicySpec(SpecModel):
             lambda s: (
                 s.engine.full_weights is None or (s.generation is not None and s.generation.quantized is not None)
             ),
+        ),
+        Rule(
+            "!has(self.drainDeadline) || (duration(self.drainDeadline) >= duration('1s')"
+            " && duration(self.drainDeadline) <= duration('24h'))",
+            "drainDeadline must be between 1s and 24h",
+            lambda s: 1.0 <= duration_seconds(s.drain_deadline) <= 86400.0,
         ),
     )
 
@@ -282,5 +301,5 @@ class InferencePolicyStatus(StatusModel):
     """What the control loop remembers."""
     conditions: Conditions = []
     """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, SlicesFailed,
-    DraftShortened, KVReuseDegraded, PartsNotFound, TasksMissing, EscalationUnused, RolledBack, TicketOpen,
-    MetricsAvailable, SignalsUnknown, ShadowActive where they say something."""
+    DraftShortened, KVReuseDegraded, PartsNotFound, ExposureFailed, TasksMissing, EscalationUnused, RolledBack,
+    TicketOpen, MetricsAvailable, SignalsUnknown, ShadowActive where they say something."""

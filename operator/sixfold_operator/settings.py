@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -18,12 +18,25 @@ class OperatorSettings(BaseSettings):
     """imagePullPolicy of those pods."""
     hub_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = ""
     """Address of the hub that hf:// sources are fetched from; empty takes the public one."""
+    network_policies: bool = False
+    """Whether pods admit only those who need them."""
+    network_policy_observers: list[dict[str, Any]] = []
+    """NetworkPolicyPeers that may read /state and /metrics of all pods, as a JSON list: the operator and Prometheus."""
+    ingress_annotations: dict[str, str] = {}
+    """Further annotations of each gateway's Ingress, as a JSON object."""
     watch_namespaces: list[str] = []
     """Namespaces to serve, as a JSON list; empty serves all."""
     resync_seconds: Annotated[float, Field(gt=0)] = 300.0
     """How often everything is listed and looked at again, in case that a watch lost something."""
     workers: Annotated[int, Field(ge=1, le=64)] = 8
     """Objects that are reconciled at the same time."""
+    lease: Annotated[str, Field(pattern=r"^([a-z0-9][-a-z0-9]*/[a-z0-9][-.a-z0-9]*)?$")] = ""
+    """namespace/name of the Lease whose holder acts, while others stand by. Empty: this one acts without asking, which
+    is right only where no other operator serves the same namespaces."""
+    lease_duration_seconds: Annotated[int, Field(ge=3, le=300)] = 10
+    """After how long a Lease that isn't renewed is free. Its holder renews it every 0.3 of that, and ends after 0.7."""
+    identity: Annotated[str, Field(max_length=253)] = ""
+    """Of the Lease's holder: the pod's name. Empty takes the host's name and a random number."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9400
     """Port of /metrics, /healthz and /readyz; 0 takes a free one."""
     prometheus_url: Annotated[str, Field(pattern=r"^(https?://[^\s]+)?$")] = ""

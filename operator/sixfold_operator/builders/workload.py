@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from sixfold_api.names import (
     ENV_API_KEYS_DIRECTORY,
     ENV_CONFIG_DIRECTORY,
     ENV_DEVICE,
+    ENV_DRAIN_SECONDS,
     ENV_ENGINES,
     ENV_MODELS,
     ENV_NAMESPACE,
@@ -38,7 +40,8 @@ from sixfold_api.names import (
 from sixfold_api.pods import KeyRef
 from sixfold_api.policy import EngineSpec, InferencePolicySpec
 from sixfold_api.runtime_config import ServedModel
-from sixfold_api.scalars import AcceleratorType, RolloutStrategy
+from sixfold_api.scalars import AcceleratorType, RolloutStrategy, duration_seconds
+from sixfold_operator.builders.availability import spread
 from sixfold_operator.builders.common import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -60,10 +63,12 @@ ARTIFACTS_ANNOTATION = f"{GROUP}/artifacts"
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 PRE_STOP_SECONDS = 3
 """A pod that ends keeps answering while endpoints and DNS forget it."""
-STARTUP_SECONDS = 600
-"""How long a process may take until it answers /healthz; loading a model comes after, under readiness."""
+GATEWAY_STARTUP_SECONDS = 600
+"""How long a gateway may take until it answers /healthz: it is unready until an engine is there, and waits for that."""
+SLACK_SECONDS = 600
+"""For pulling an image, and placing a pod, before it starts."""
 
-_PORTS = {GATEWAY: GATEWAY_PORT, ENGINE: ENGINE_PORT, CLASSIFIER: ENGINE_PORT}
+PORTS = {GATEWAY: GATEWAY_PORT, ENGINE: ENGINE_PORT, CLASSIFIER: ENGINE_PORT}
 
 
 def components(spec: InferencePolicySpec) -> tuple[str, ...]:
@@ -75,7 +80,7 @@ def components(spec: InferencePolicySpec) -> tuple[str, ...]:
 def service(policy: Manifest, component: str) -> Manifest:
     """The gateway's Service, or the headless one under which gateways find each engine pod."""
     name = policy["metadata"]["name"]
-    port = _PORTS[component]
+    port = PORTS[component]
     labels = selector(name, component)
     manifest = child(policy, "v1", "Service", component_name(name, component), labels)
     manifest["spec"] = {
@@ -106,8 +111,12 @@ def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: Op
         env.append({"name": ENV_STREAM_DICTIONARY_DIRECTORY, "value": STREAM_DICTIONARY_DIRECTORY})
     main = container(settings, GATEWAY, gateway.pod, mounts)
     _serve(main, policy, GATEWAY, "gateway", env)
+    main["startupProbe"] = http_probe("/healthz", GATEWAY_PORT, 2, GATEWAY_STARTUP_SECONDS // 2)
     template = _template(name, GATEWAY, pod_spec(main, gateway.pod, mounts))
-    return _deployment(policy, GATEWAY, gateway.replicas or 1, template, surge=True)
+    _drain(template["spec"], duration_seconds(spec.drain_deadline))
+    manifest = _deployment(policy, GATEWAY, gateway.replicas or 1, template, surge=True)
+    manifest["spec"]["progressDeadlineSeconds"] = GATEWAY_STARTUP_SECONDS + SLACK_SECONDS
+    return manifest
 
 
 def engine_deployment(
@@ -118,6 +127,7 @@ def engine_deployment(
     claims: Sequence[str],
     settings: OperatorSettings,
     redis: RedisSpec | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
 ) -> Manifest:
     """Engine pods of `component` (engine or classifier) that load `models` from `claims`, and may share keys and
     values in `redis`, whose address is mounted as a file. They start without it too."""
@@ -132,9 +142,15 @@ def engine_deployment(
     if redis is not None:
         env.append({"name": ENV_REDIS_DIRECTORY, "value": REDIS_DIRECTORY})
     _serve(main, policy, component, "engine", env)
+    # Started means loaded: until then only this deadline ends the pod.
+    startup_seconds = math.ceil(duration_seconds(engine.startup_deadline))
+    main["startupProbe"] = http_probe("/readyz", ENGINE_PORT, 2, math.ceil(startup_seconds / 2))
     template = _template(name, component, pod_spec(main, engine.pod, mounts))
+    _drain(template["spec"], drain_seconds)
     template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest(list(_digests(models)))}
-    return _deployment(policy, component, replicas, template, surge=surges(engine, replicas))
+    manifest = _deployment(policy, component, replicas, template, surge=surges(engine, replicas))
+    manifest["spec"]["progressDeadlineSeconds"] = startup_seconds + SLACK_SECONDS
+    return manifest
 
 
 def surges(engine: EngineSpec, replicas: int) -> bool:
@@ -173,7 +189,7 @@ def _entry(ref: KeyRef, file: str) -> Manifest:
 
 def _serve(main: Manifest, policy: Manifest, component: str, role: str, env: list[dict[str, Any]]) -> None:
     """Command, environment, port, probes and shutdown of a serving container."""
-    port = _PORTS[component]
+    port = PORTS[component]
     main["command"] = ["sixfold"]
     main["args"] = ["serve", "--role", role]
     main["env"] = [
@@ -185,7 +201,6 @@ def _serve(main: Manifest, policy: Manifest, component: str, role: str, env: lis
         *env,
     ]
     main["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
-    main["startupProbe"] = http_probe("/healthz", port, 2, STARTUP_SECONDS // 2)
     main["readinessProbe"] = http_probe("/readyz", port, 2, 2)
     main["livenessProbe"] = http_probe("/healthz", port, 10, 6)
     main["lifecycle"] = {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}}
@@ -200,9 +215,15 @@ def _add_accelerator(main: Manifest, engine: EngineSpec) -> None:
 
 
 def _template(policy: str, component: str, spec: Manifest) -> Manifest:
-    spec["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + DRAIN_SECONDS + 7
+    spec["topologySpreadConstraints"] = spread(policy, component)
     labels = {MANAGED_BY_LABEL: MANAGED_BY, **selector(policy, component)}
     return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _drain(spec: Manifest, drain_seconds: float) -> None:
+    """Let running requests finish, and the pod live for longer than they may take."""
+    spec["containers"][0]["env"].append({"name": ENV_DRAIN_SECONDS, "value": f"{drain_seconds:g}"})
+    spec["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + math.ceil(drain_seconds) + 7
 
 
 def _deployment(policy: Manifest, component: str, replicas: int, template: Manifest, *, surge: bool) -> Manifest:
@@ -217,8 +238,6 @@ def _deployment(policy: Manifest, component: str, replicas: int, template: Manif
             "rollingUpdate": {"maxSurge": 1 if surge else 0, "maxUnavailable": 0 if surge else 1},
         },
         "revisionHistoryLimit": 2,
-        # Slow loads are no failure: the reason is read from the pods.
-        "progressDeadlineSeconds": STARTUP_SECONDS * 2,
         "template": template,
     }
     return manifest

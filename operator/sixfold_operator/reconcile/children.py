@@ -57,8 +57,7 @@ def covers(live: Any, wanted: Any) -> bool:
 def has_drifted(live: Manifest, wanted: Manifest) -> bool:
     """Whether `live` must be applied again to become `wanted` (with its hash)."""
     metadata, wish = live["metadata"], wanted["metadata"]
-    same_hash = metadata.get("annotations", {}).get(SPEC_HASH_ANNOTATION) == wish["annotations"][SPEC_HASH_ANNOTATION]
-    if not same_hash or not covers(metadata.get("labels"), wish["labels"]):
+    if any(not covers(metadata.get(part), wish[part]) for part in ("annotations", "labels")):  # the hash is among them
         return True
     return any(not covers(live.get(part), wanted[part]) for part in ("spec", "data") if part in wanted)
 

@@ -36,3 +36,5 @@ class Findings:
     """What a share of the requests runs."""
     conflicts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    unexposed: list[Verdict] = field(default_factory=list)
+    """Ways in from outside that can't be opened."""

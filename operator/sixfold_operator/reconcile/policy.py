@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
@@ -21,6 +20,7 @@ from sixfold_api.names import (
     config_map_name,
 )
 from sixfold_api.policy import EngineSpec, InferencePolicySpec, InferencePolicyStatus
+from sixfold_api.scalars import duration_seconds
 from sixfold_operator import metrics
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
@@ -29,7 +29,7 @@ from sixfold_operator.control.tickets import Ticket, TicketPlan
 from sixfold_operator.control.view import remembered
 from sixfold_operator.kube import ApiError
 from sixfold_operator.outbox import Outbox
-from sixfold_operator.reconcile.children import ForeignObjectError, is_controlled_by
+from sixfold_operator.reconcile.children import is_controlled_by
 from sixfold_operator.reconcile.config_rollout import pods_to_poke, poke_attempt, reach, wait_seconds
 from sixfold_operator.reconcile.context import Context
 from sixfold_operator.reconcile.decisions import Decider
@@ -47,6 +47,7 @@ from sixfold_operator.reconcile.policy_weights import weights_under_way
 from sixfold_operator.reconcile.rollout import is_ready, is_running, last_status
 from sixfold_operator.reconcile.served import Load
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
+from sixfold_operator.reconcile.surroundings import attempt, exposure_refused, isolate, surround
 from sixfold_operator.reconcile.tickets import existing_tickets, with_sinks, write_tickets
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ class PolicyReconciler:
         sequence, just_written = await self._write_config(findings)
         if just_written:
             await self._poke(findings, pods_to_poke(_all(findings), {}, sequence, 0, just_written=True))
+        await isolate(self._context, findings)
         await self._apply_workload(findings, loads)
+        await surround(self._context, findings)
         await self._write_tickets(policy, spec, findings.decided.tickets)
         if sequence:
             await self._ask(findings, sequence, just_written)
@@ -136,7 +139,7 @@ class PolicyReconciler:
         last = before.config.sequence if before.config else 0
         unix_ms = int(self._context.clock.now().timestamp() * 1000)
         config = next_config(findings.effective, live, last, unix_ms, findings.canary)
-        if await self._try(findings, self._context.children.ensure(config_map(policy, config))) is None:
+        if await attempt(findings, self._context.children.ensure(config_map(policy, config))) is None:
             return 0, False
         just_written = config.sequence != current_sequence(live)
         key = namespace, policy["metadata"]["name"]
@@ -183,12 +186,12 @@ class PolicyReconciler:
         policy, spec = findings.policy, findings.spec
         deployments = dict(findings.deployments)
         for part in components(spec):
-            await self._try(findings, self._context.children.ensure(service(policy, part)))
+            await attempt(findings, self._context.children.ensure(service(policy, part)))
         if loads is None:
             return
         for part in components(spec):
             wanted = self._deployment(policy, spec, part, loads)
-            applied = await self._try(findings, self._context.children.ensure(wanted))
+            applied = await attempt(findings, self._context.children.ensure(wanted))
             if applied is not None:
                 deployments[part] = applied
         findings.deployments = deployments
@@ -204,7 +207,10 @@ class PolicyReconciler:
         load = loads.get(part, Load())
         reuse = spec.generation and spec.generation.kv_cache_reuse
         redis = reuse.redis if reuse and part == ENGINE else None
-        return engine_deployment(policy, part, engine, load.models, load.claims, self._context.settings, redis)
+        drain_seconds = duration_seconds(spec.drain_deadline)
+        return engine_deployment(
+            policy, part, engine, load.models, load.claims, self._context.settings, redis, drain_seconds
+        )
 
     async def _remove_classifier(self, findings: Findings) -> None:
         """It goes when the engine has taken over its work, not before."""
@@ -216,18 +222,6 @@ class PolicyReconciler:
             old = self._context.cache.get(kind, metadata["namespace"], name)
             if old is not None and is_controlled_by(old, metadata["uid"]):
                 await self._context.kube.delete(old)
-
-    async def _try(self, findings: Findings, work: Awaitable[Manifest]) -> Manifest | None:
-        """The child; None if it can't be written now, which then stands in the conditions."""
-        try:
-            return await work
-        except ForeignObjectError as error:
-            findings.conflicts.append(str(error))
-        except ApiError as error:
-            if not error.is_refusal:
-                raise
-            findings.refusals.append(error.message)
-        return None
 
     def _again_seconds(self, findings: Findings, sequence: int) -> float | None:
         """The shortest of: pods lag or don't answer, come up, change weights, may lose their Redis; something stands
@@ -242,7 +236,7 @@ class PolicyReconciler:
             waits.append(ASK_AGAIN_SECONDS)
         if locked_out(findings) or parts_not_found(findings) or weights_under_way(findings) or _shares_redis(findings):
             waits.append(ASK_AGAIN_SECONDS)
-        if findings.conflicts or findings.refusals:
+        if findings.conflicts or findings.refusals or exposure_refused(findings):
             waits.append(REFUSED_RETRY_SECONDS)
         return min(waits, default=None)
 

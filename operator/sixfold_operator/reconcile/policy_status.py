@@ -19,6 +19,7 @@ from sixfold_operator.reconcile.loop_conditions import loop_conditions, rolled_b
 from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, slices_failed, weights_failed
 from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
 from sixfold_operator.reconcile.status_writer import ALARMS, Note, transition_notes
+from sixfold_operator.reconcile.surroundings import exposure_failed
 
 NOTED = ("Ready", "VariantsReady", *ALARMS)
 OPEN_GATEWAY = "spec.gateway.apiKeysSecretRef is not set: whoever reaches the gateway may use it"
@@ -132,6 +133,7 @@ def _conditions(findings: Findings) -> list[Condition]:
         "DraftShortened": draft_shortened(findings),
         "KVReuseDegraded": _kv_reuse_degraded(findings),
         "PartsNotFound": parts_not_found(findings),
+        "ExposureFailed": exposure_failed(findings),
         "RolledBack": rolled_back(findings),
         "SignalsUnknown": signals_unknown(findings),
         "TicketOpen": ticket_open(findings),

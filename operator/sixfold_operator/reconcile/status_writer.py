@@ -24,6 +24,7 @@ ALARMS = (
     "DraftShortened",
     "KVReuseDegraded",
     "PartsNotFound",
+    "ExposureFailed",
     "TasksMissing",
     "EscalationUnused",
     "RolledBack",

@@ -10,6 +10,7 @@ from sixfold_api.names import VARIANT_KIND
 from sixfold_api.variant import ModelVariantSpec, ModelVariantStatus
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.job import Inputs, bare_job, claims, job_name, preparation_job
+from sixfold_operator.builders.network import NETWORK_POLICY_KIND, job_network_policy
 from sixfold_operator.kube import ApiError
 from sixfold_operator.reconcile.children import ForeignObjectError, controller, is_controlled_by
 from sixfold_operator.reconcile.context import Context
@@ -55,13 +56,14 @@ async def _try_step(context: Context, variant: Manifest, spec: ModelVariantSpec)
     except ApiError as error:
         if not error.is_refusal:
             raise
-        verdict = Verdict(False, "JobRefused", f"The API refused the preparation Job: {error.message}")
+        verdict = Verdict(False, "JobRefused", f"The API refused the preparation Job or its network: {error.message}")
         return VariantPlan(verdict, again_seconds=REFUSED_RETRY_SECONDS)
 
 
 async def _carry_out(context: Context, variant: Manifest, spec: ModelVariantSpec) -> VariantPlan:
     """Plan on what is there, and do it."""
     namespace, name, uid = (variant["metadata"][key] for key in ("namespace", "name", "uid"))
+    await _isolate(context, variant)
     prepared = last_status(ModelVariantStatus, variant).artifact is not None
     job = None if prepared else await context.children.find(bare_job(variant, spec))
     pods = _pods_of(context, variant, job) if job is not None else []
@@ -79,6 +81,17 @@ async def _carry_out(context: Context, variant: Manifest, spec: ModelVariantSpec
             if is_controlled_by(old, uid) and old["metadata"]["name"] != job_name(variant, spec):
                 await context.kube.delete(old)
     return step
+
+
+async def _isolate(context: Context, variant: Manifest) -> None:
+    """The NetworkPolicy of the Job's pods, before there are any; it goes where none are wanted any more."""
+    metadata = variant["metadata"]
+    if context.settings.network_policies:
+        await context.children.ensure(job_network_policy(variant))
+        return
+    for old in context.cache.tagged(NETWORK_POLICY_KIND, metadata["namespace"], f"variant/{metadata['name']}"):
+        if is_controlled_by(old, metadata["uid"]):
+            await context.kube.delete(old)
 
 
 def _pods_of(context: Context, variant: Manifest, job: Manifest) -> list[Manifest]:
