@@ -7,20 +7,17 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import prometheus_client
-import uvicorn
-from fastapi import FastAPI
 
 from sixfold_api.runtime_config import Role
 from sixfold_runtime.config import ConfigStore
+from sixfold_runtime.http_server import Server, server_config
 from sixfold_runtime.settings import RuntimeSettings
 
 log = logging.getLogger(__name__)
-MAX_FRAME_BYTES = 64 * 2**20
 LAME_DUCK_SECONDS = 2.5
 """How long a stopping gateway, already unready, still takes new requests: load balancers learn of it a moment
 later."""
@@ -36,19 +33,11 @@ class ServeError(Exception):
     """Why nothing can be served, for the person who started it."""
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to this module: several servers share the process and stop in order."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @dataclass(frozen=True)
 class _Part:
     """A server, and how it stops taking work; its running requests end after that."""
 
-    server: _Server
+    server: Server
     listener: socket.socket
     quiesce: Callable[[], Awaitable[None]]
 
@@ -95,22 +84,6 @@ def serve(settings: RuntimeSettings, role: Role, config: ConfigStore) -> None:
     asyncio.run(_run(parts, config))
 
 
-def _server(app: FastAPI, drain_seconds: float) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(drain_seconds)),
-            ws_max_size=MAX_FRAME_BYTES,
-            ws_per_message_deflate=False,
-        )
-    )
-
-
 def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> _Part:
     from sixfold_runtime.gateway.app import create_gateway_app
 
@@ -125,7 +98,7 @@ def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.so
         await asyncio.sleep(lame_duck_seconds)
 
     log.info("gateway of %s/%s at %s", settings.namespace, settings.policy, _url(listener))
-    return _Part(_server(app, settings.drain_seconds - lame_duck_seconds), listener, quiesce)
+    return _Part(Server(server_config(app, settings.drain_seconds - lame_duck_seconds)), listener, quiesce)
 
 
 def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> _Part:
@@ -137,7 +110,7 @@ def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.soc
         await app.state.drain()
 
     log.info("engine of %s/%s at %s", settings.namespace, settings.policy, _url(listener))
-    return _Part(_server(app, settings.drain_seconds), listener, quiesce)
+    return _Part(Server(server_config(app, settings.drain_seconds)), listener, quiesce)
 
 
 async def _run(parts: list[_Part], config: ConfigStore) -> None:

@@ -13,11 +13,13 @@ Fields are only ever added, each with a default, so that gateway and engine may 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
 SUBPROTOCOL = "sixfold.engine.v1"
 PATH = "/engine"
+T = TypeVar("T")
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -273,10 +275,17 @@ def encode(message: ToEngine | ToGateway) -> bytes:
 
 
 def decode_to_engine(frame: bytes) -> ToEngine:
-    """Raises msgspec.DecodeError or msgspec.ValidationError on a malformed frame."""
-    return _to_engine.decode(frame)
+    """Raises msgspec.DecodeError (a ValidationError is one) on a malformed frame."""
+    return _decoded(_to_engine, frame)
 
 
 def decode_to_gateway(frame: bytes) -> ToGateway:
-    """Raises msgspec.DecodeError or msgspec.ValidationError on a malformed frame."""
-    return _to_gateway.decode(frame)
+    """Raises msgspec.DecodeError (a ValidationError is one) on a malformed frame."""
+    return _decoded(_to_gateway, frame)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
+    try:
+        return decoder.decode(frame)
+    except RecursionError:  # a field that nobody knows may hold anything
+        raise msgspec.DecodeError("nested too deeply") from None

@@ -19,10 +19,10 @@ from sixfold_runtime.gateway.affinity import conversation_key, nearest
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
 from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
+from sixfold_runtime.http_server import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
 RESOLVE_SECONDS = 1.0
-MAX_FRAME_BYTES = 64 * 2**20
 ERASE_SECONDS = 30.0
 """How long an engine may take to erase what it keeps of a tenant."""
 BACK_OFF_SECONDS = (0.1, 2.0)

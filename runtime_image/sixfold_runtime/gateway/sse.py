@@ -53,7 +53,16 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body; raises ApiError (413) as soon as it is known to be larger than `limit_bytes`."""
+    """The body; raises ApiError (413) as soon as it is known to be larger than `limit_bytes`, or (415) if it is packed.
+
+    A few packed bytes may stand for gigabytes, and no client of this API packs its requests.
+    """
+    packed = request.headers.get("content-encoding", "identity").strip().lower()
+    if packed not in ("", "identity"):
+        message = "send the body as it is: this server takes no Content-Encoding in requests"
+        raise ApiError(
+            415, "unsupported_content_encoding", message, "Content-Encoding", headers={"Accept-Encoding": "identity"}
+        )
     too_large = ApiError(413, "body_too_large", f"the body is larger than {limit_bytes} bytes")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit_bytes:

@@ -27,6 +27,7 @@ from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.gateway.app import create_gateway_app
+from sixfold_runtime.http_server import server_config
 from sixfold_runtime.settings import RuntimeSettings
 
 TEMPLATE = (
@@ -72,8 +73,7 @@ class ThreadedServer:
     def __init__(self, app: Any, config: ConfigStore) -> None:
         self.port = _free_port()
         self._config = config
-        options = {"host": "127.0.0.1", "log_config": None, "ws_max_size": 2**26, "timeout_graceful_shutdown": 2}
-        self.server = uvicorn.Server(uvicorn.Config(app, port=self.port, **options))
+        self.server = uvicorn.Server(server_config(app, drain_seconds=2, host="127.0.0.1", port=self.port))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         wait_until(lambda: self.server.started, "the server to start")
