@@ -87,6 +87,7 @@ class Alerts:
         token_file: holds the bearer token that senders must give; read at each request, since Secrets change.
         listed: what a policy lists, by namespace and name.
         wake: called when what a policy's alerts say has changed.
+        leads: whether this operator acts; one that stands by has senders try again.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Alerts:
         listed: Callable[[str, str], Listed],
         wake: Callable[[str, str], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._token_file = token_file
+        self._leads = leads
         self._listed = listed
         self._wake = wake
         self._now = now
@@ -133,6 +136,11 @@ class Alerts:
         if not self._is_authorized(request.headers.get("Authorization", "")):
             metrics.ALERTS.labels("unauthorized").inc()
             return web.json_response({"error": "missing or wrong bearer token"}, status=401)
+        if not self._leads():
+            metrics.ALERTS.labels("standby").inc()
+            refusal = web.json_response({"error": "this operator stands by, try again: another one leads"}, status=503)
+            refusal.force_close()  # the next try opens a connection, which the Service may give to the other operator
+            return refusal
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:

@@ -1,4 +1,5 @@
-"""What runs: watches fill the cache and the queue, workers reconcile, a tick enqueues the resync."""
+"""What runs: watches fill the cache and, in the operator that leads, the queue; workers reconcile; a tick enqueues
+the resync."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from sixfold_operator import metrics
 from sixfold_operator.builders.common import MANAGED_BY, MANAGED_BY_LABEL, Manifest
 from sixfold_operator.cache import Cache
 from sixfold_operator.keyed_queue import KeyedQueue, Workers
-from sixfold_operator.kube import ApiError, Kube
+from sixfold_operator.kube import RESOURCES, ApiError, Kube
 from sixfold_operator.outbox import Outbox
 from sixfold_operator.pod_states import PodStates
 from sixfold_operator.reconcile.children import Children
@@ -30,12 +31,18 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 5.0
 FIRST_RESYNC_SECONDS = 10.0
 """What was deleted after the first listing and before kopf's watches began is told by nobody."""
+LIST_RETRY_SECONDS = 1.0
 STALE_TICK_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 60.0
 STALLED_SECONDS = 2 * RECONCILE_TIMEOUT_SECONDS
 RESYNC = "Resync"
-CHILD_KINDS = ("ConfigMap", "Service", "Deployment", "Job", "Pod", TICKET_KIND)
+CHILD_KINDS = (
+    *("ConfigMap", "Service", "Deployment", "Job", "Pod", TICKET_KIND),
+    *("PodDisruptionBudget", "NetworkPolicy", "Ingress"),
+)
 WATCHED_KINDS = (VARIANT_KIND, POLICY_KIND, *CHILD_KINDS)
+OPTIONAL_KINDS = ("HTTPRoute",)
+"""Children of kinds that not every cluster serves: listed with the rest where they are, and never watched."""
 CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 
 
@@ -66,7 +73,7 @@ def _variant_names(spec: Any) -> set[str]:
 
 
 class Controller:
-    """One a process. `start` fills the cache before anything is reconciled."""
+    """One a process: after `start` it stands by, with a cache that the watches keep filled; after `lead` it acts."""
 
     def __init__(self, settings: OperatorSettings, kube: Kube, clock: Clock | None = None) -> None:
         self._settings = settings
@@ -78,34 +85,35 @@ class Controller:
         children = Children(kube, self._cache)
         self._context = Context(settings, kube, self._cache, children, self._pod_states, self._clock)
         self._watch = Watch(settings, self._cache, self._wake_policy, self._clock)
-        self._outbox = Outbox(SinksFile(settings.sinks_file), self._wake_policy, self._clock)
+        self._outbox = Outbox(SinksFile(settings.sinks_file), self._wake_policy, self._clock, may_tell=kube.may_write)
         self._policies = PolicyReconciler(self._context, Decider(self._watch.watched, self._clock), self._outbox)
         self._queue: KeyedQueue[Key] = KeyedQueue()
         self._workers = Workers(self._queue, self.handle, settings.workers, self._clock.monotonic)
         self._last_tick_seconds = self._clock.monotonic()
+        self._leads = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """List everything once, then run workers and tick in the background. Raises ApiError."""
+        """List everything once, then stand by. Raises ApiError."""
         await self._list_all()
-        self._enqueue_all()
         self._last_tick_seconds = self._clock.monotonic()
-        self._tasks = [
-            asyncio.create_task(self._workers.run(), name="workers"),
-            asyncio.create_task(self._tick(), name="tick"),
-        ]
+        self._tasks = [asyncio.create_task(self._tick(), name="tick")]
         await self._watch.start()
-        if self._watch.task is not None:
-            self._tasks.append(self._watch.task)
+
+    def lead(self) -> None:
+        """Act from now on, in the background."""
+        self._tasks.append(asyncio.create_task(self._lead(), name="leader"))
 
     async def stop(self) -> None:
+        """Returns when nothing is written any more."""
+        self._leads = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._watch.stop()
         await self._outbox.stop()
         await self._pod_states.close()
-        await self._kube.close()
+        await self._kube.settle()
 
     def observe(self, event_type: str | None, manifest: Manifest) -> None:
         """Take in a watch event. What is already known (our own writes) wakes nobody."""
@@ -159,11 +167,27 @@ class Controller:
         self._enqueue_all()
         return None
 
+    async def _lead(self) -> None:
+        """The watches may lag behind what the last leader wrote: everything is listed anew before anything is done."""
+        while True:
+            try:
+                await self._list_all()
+                break
+            except ApiError as error:
+                log.warning("the API can't be listed, it will be tried again: %s", error)
+                await asyncio.sleep(LIST_RETRY_SECONDS)
+        self._leads = True
+        self._enqueue_all()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._workers.run(), name="workers")
+            group.create_task(self._watch.lead(), name="collector")
+
     def _wake_policy(self, namespace: str, name: str) -> None:
-        self._workers.enqueue(Key(POLICY_KIND, namespace, name))
+        if self._leads:
+            self._workers.enqueue(Key(POLICY_KIND, namespace, name))
 
     def _wake(self, manifest: Manifest) -> None:
-        for key in self._concerned(manifest):
+        for key in self._concerned(manifest) if self._leads else ():
             self._workers.enqueue(key)
 
     def _concerned(self, manifest: Manifest) -> Iterable[Key]:
@@ -186,9 +210,10 @@ class Controller:
         """Bring the cache in line with the API: kopf doesn't tell what went while a watch was down. Returns how
         many objects of each kind had been missed."""
         missed: dict[str, int] = {}
-        for kind in WATCHED_KINDS:
+        served = [kind for kind in OPTIONAL_KINDS if kind in await self._kube.serves(RESOURCES[kind][0])]
+        for kind in (*WATCHED_KINDS, *served):
             for namespace in self._namespaces:
-                selector = CHILD_SELECTOR if kind in CHILD_KINDS else ""
+                selector = "" if kind in (POLICY_KIND, VARIANT_KIND) else CHILD_SELECTOR
                 items, version = await self._kube.list(kind, namespace, selector)
                 missed[kind] = missed.get(kind, 0) + len(self._cache.replace(kind, namespace, items, version))
         return missed
@@ -204,7 +229,7 @@ class Controller:
             now = self._last_tick_seconds = self._clock.monotonic()
             metrics.LAST_TICK.set(self._clock.now().timestamp())
             self._report_queue()
-            if now >= resync_seconds:
+            if self._leads and now >= resync_seconds:
                 resync_seconds = now + self._settings.resync_seconds
                 self._workers.enqueue(Key(RESYNC))
             await asyncio.sleep(TICK_SECONDS)

@@ -14,14 +14,17 @@ Check = Callable[[], str]
 """Returns what is wrong; empty if nothing is."""
 
 
-async def serve(port: int, stalled: Check, unready: Check) -> tuple[web.AppRunner, int]:
-    """Start listening on all addresses; returns the runner (`await runner.cleanup()` ends it) and the port."""
+async def serve(port: int, stalled: Check, unready: Check, role: Callable[[], str]) -> tuple[web.AppRunner, int]:
+    """Start listening on all addresses; returns the runner (`await runner.cleanup()` ends it) and the port.
+
+    A standby is ready too: `role` is what /readyz then says.
+    """
     app = web.Application()
     app.add_routes(
         [
             web.get("/metrics", _metrics),
-            web.get("/healthz", _handler(stalled)),
-            web.get("/readyz", _handler(unready)),
+            web.get("/healthz", _handler(stalled, lambda: "ok")),
+            web.get("/readyz", _handler(unready, role)),
         ]
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -32,10 +35,10 @@ async def serve(port: int, stalled: Check, unready: Check) -> tuple[web.AppRunne
     return runner, bound
 
 
-def _handler(check: Check) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _handler(check: Check, well: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         problem = check()
-        return web.Response(text=problem or "ok", status=503 if problem else 200)
+        return web.Response(text=problem or well(), status=503 if problem else 200)
 
     return answer
 

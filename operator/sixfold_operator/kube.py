@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -39,8 +40,13 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "Service": ("v1", "services"),
     "ConfigMap": ("v1", "configmaps"),
     "Pod": ("v1", "pods"),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "Ingress": ("networking.k8s.io/v1", "ingresses"),
+    "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Event": ("v1", "events"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
 }
 """Kind -> apiVersion and plural of everything that is read or written."""
 
@@ -59,10 +65,16 @@ class ApiError(Exception):
 
 
 class Kube:
-    """One connection pool to kube-apiserver. Every method raises ApiError."""
+    """One connection pool to kube-apiserver. Every method raises ApiError.
+
+    Attributes:
+        may_write: asked right before each write but those of a Lease; where it says no, the write is an ApiError.
+    """
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self.may_write: Callable[[], bool] = lambda: True
+        self._writes: set[asyncio.Task[Manifest]] = set()
 
     @classmethod
     async def connect(cls) -> Self:
@@ -119,21 +131,21 @@ class Kube:
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
-        return await self._request("apply", "PATCH", path, query, manifest, "application/apply-patch+yaml")
+        return await self._write("apply", "PATCH", path, query, manifest, "application/apply-patch+yaml")
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
         """Server-side apply of the status subresource; 404 if the object is gone."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"]) + "/status"
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self._request("apply_status", "PATCH", path, query, manifest, "application/apply-patch+yaml")
+        return await self._write("apply_status", "PATCH", path, query, manifest, "application/apply-patch+yaml")
 
     async def annotate(self, kind: str, namespace: str, name: str, annotations: Mapping[str, str]) -> Manifest:
         """Merge annotations into an object; 404 if it is gone."""
         patch = {"metadata": {"annotations": dict(annotations)}}
         query = {"fieldManager": FIELD_MANAGER}
         path = _path(kind, namespace, name)
-        return await self._request("annotate", "PATCH", path, query, patch, "application/merge-patch+json")
+        return await self._write("annotate", "PATCH", path, query, patch, "application/merge-patch+json")
 
     async def delete(self, manifest: Manifest) -> None:
         """Delete this very object (by uid) and, in the background, what it owns. Gone already is fine."""
@@ -141,14 +153,41 @@ class Kube:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
         try:
-            await self._request("delete", "DELETE", path, body=options)
+            await self._write("delete", "DELETE", path, body=options)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
 
     async def create_event(self, event: Manifest) -> None:
         """Post a core/v1 Event."""
-        await self._request("create_event", "POST", _path("Event", event["metadata"]["namespace"]), body=event)
+        await self._write("create_event", "POST", _path("Event", event["metadata"]["namespace"]), body=event)
+
+    async def put(self, lease: Manifest) -> Manifest:
+        """Replace a Lease of this `metadata.resourceVersion`, or create it where none is given; 409 where it is
+        another one by now."""
+        metadata = lease["metadata"]
+        if "resourceVersion" not in metadata:
+            return await self._request("put", "POST", _path("Lease", metadata["namespace"]), body=lease)
+        return await self._request("put", "PUT", _path("Lease", metadata["namespace"], metadata["name"]), body=lease)
+
+    async def settle(self) -> None:
+        """Wait for the writes that are under way, whoever asked for them."""
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    async def _write(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        """A write that began isn't cut off with its caller: it must have ended before another operator acts."""
+        task = asyncio.create_task(self._request(verb, method, path, query, body, content_type, is_write=True))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
 
     async def _request(
         self,
@@ -158,6 +197,7 @@ class Kube:
         query: Mapping[str, str] | None = None,
         body: Manifest | None = None,
         content_type: str = "application/json",
+        is_write: bool = False,
     ) -> Manifest:
         url = f"{path}?{urlencode(query)}" if query else path
         try:
@@ -168,6 +208,8 @@ class Kube:
                 body=body,
                 auth_settings=["BearerToken"],
             )
+            if is_write and not self.may_write():
+                raise ApiError(0, "NotLeading", f"{method} {path}: not sent, another operator may lead by now")
             response = await self._client.call_api(*prepared, _request_timeout=TIMEOUT)
             text = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

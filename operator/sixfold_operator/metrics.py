@@ -25,6 +25,7 @@ QUEUE_OVERDUE_SECONDS = Gauge("sixfold_operator_queue_overdue_seconds", "How lon
 API_REQUESTS = Counter(
     "sixfold_operator_api_requests", "Requests to kube-apiserver, without watches, by verb and status", ["verb", "code"]
 )
+LEADER = Gauge("sixfold_operator_leader", "1 where this operator acts, 0 where it stands by")
 LAST_TICK = Gauge("sixfold_operator_last_tick_timestamp_seconds", "When the ticking task last ran, Unix seconds")
 MISSED_EVENTS = Counter(
     "sixfold_operator_missed_events", "Objects whose change a resync found before a watch told it", ["kind"]
@@ -43,7 +44,7 @@ DECISIONS = Counter(
 )
 ALERTS = Counter(
     "sixfold_operator_alerts",
-    "Alerts that the receiver got: taken, repeated, unlisted, unknown_policy, malformed or unauthorized",
+    "Alerts that the receiver got: taken, repeated, unlisted, unknown_policy, malformed, unauthorized or standby",
     ["result"],
 )
 PROMETHEUS_SECONDS = Histogram(

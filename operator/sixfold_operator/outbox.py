@@ -34,6 +34,7 @@ class Outbox:
     Args:
         wake: called with namespace and policy when there is something new for a ticket's status.
         jitter: between 0 and 1, so that what failed together isn't tried again together.
+        may_tell: asked right before each delivery.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Outbox:
         clock: Clock | None = None,
         backoff: Backoff = BACKOFF,
         jitter: Callable[[], float] = random.random,
+        may_tell: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_tell = may_tell
         self._file, self._wake, self._clock = file, wake, clock or Clock()
         self._backoff, self._jitter = backoff, jitter
         self._session: aiohttp.ClientSession | None = None
@@ -137,6 +140,8 @@ class Outbox:
     async def _told(self, config: SinkConfig, message: Message) -> str:
         if self._session is None:
             self._session = aiohttp.ClientSession()
+        if not self._may_tell():
+            raise SinkError("another operator may lead by now")
         return await _TELL[config.type](self._session, config, message, self._clock.now())
 
     def _failed(self, key: tuple[str, Place], message: Message, error: SinkError) -> float:

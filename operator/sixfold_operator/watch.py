@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,11 +24,10 @@ LONGEST_ROUND_SECONDS = 30.0
 
 
 class Watch:
-    """Runs from `start` to `stop`.
+    """Takes alerts from `start` to `stop`, refusing them until `lead`, which reads Prometheus.
 
     Attributes:
         watched: what is known, for whoever decides.
-        task: that reads Prometheus; None where none is configured. It never ends by itself.
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class Watch:
     ) -> None:
         self._settings = settings
         self._cache = cache
-        self.task: asyncio.Task[None] | None = None
+        self._leads = False
         self._prometheus = self._collector = None
         if settings.prometheus_url:
             self._prometheus = Prometheus(
@@ -52,7 +49,9 @@ class Watch:
                 self._prometheus, signals, self._places, self._interval_seconds, wake, clock.now
             )
         token_file = settings.alerts_token_file
-        self._alerts = None if token_file is None else Alerts(token_file, self._listed, wake, clock.now)
+        self._alerts = None
+        if token_file is not None:
+            self._alerts = Alerts(token_file, self._listed, wake, clock.now, lambda: self._leads)
         self.watched = Watched(
             signals=self._collector.signals if self._collector else tuple,
             snapshot=self._collector.snapshot if self._collector else lambda *_: None,
@@ -63,14 +62,14 @@ class Watch:
         if self._alerts is not None:
             port = await self._alerts.start(self._settings.alerts_port)
             log.info("serving /alerts", extra={"fields": {"port": port}})
+
+    async def lead(self) -> None:
+        """Take alerts, and read Prometheus until cancelled where one is configured."""
+        self._leads = True
         if self._collector is not None:
-            self.task = asyncio.create_task(self._collector.run(), name="collector")
+            await self._collector.run()
 
     async def stop(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.task
         if self._prometheus is not None:
             self._prometheus.close()
         if self._alerts is not None:

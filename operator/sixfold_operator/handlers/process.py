@@ -6,19 +6,24 @@ import asyncio
 import dataclasses
 import logging
 import os
+import socket
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import kopf
 
 from sixfold_api.names import API_VERSION, GROUP, POLICY_KIND, TICKET_KIND, TICKET_PLURAL, VARIANT_KIND, VERSION
-from sixfold_operator import health
+from sixfold_operator import health, metrics
 from sixfold_operator.controller import CHILD_SELECTOR, Controller
 from sixfold_operator.kube import FIELD_MANAGER, ApiError, Kube
+from sixfold_operator.lease import Election
 from sixfold_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
+LOST_LEASE_EXIT_CODE = 3
 
 
 @kopf.on.login()
@@ -35,22 +40,58 @@ def login(**arguments: Any) -> kopf.ConnectionInfo | None:
 
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Returns once the cache is filled and the workers run; only then does kopf begin to watch."""
+    """Returns once the cache is filled; only then does kopf begin to watch. Whether this operator acts or stands by is
+    decided in the background."""
     configure(settings)
-    kube = await Kube.connect()
-    memo.controller = Controller(memo.settings, kube)
-    memo.http, port = await health.serve(memo.settings.metrics_port, memo.controller.stalled, memo.controller.unready)
+    memo.kube = await Kube.connect()
+    memo.election = _election(memo.settings, memo.kube)
+    role = memo.election.role if memo.election else lambda: "leader"
+    if memo.election:
+        memo.kube.may_write = memo.election.leads
+    memo.controller = Controller(memo.settings, memo.kube)
+    probes = (memo.controller.stalled, memo.controller.unready, role)
+    memo.http, port = await health.serve(memo.settings.metrics_port, *probes)
     log.info("serving /metrics, /healthz and /readyz", extra={"fields": {"port": port}})
-    await _begin(kube, memo.controller)
+    await _begin(memo.kube, memo.controller)
+    if memo.election:
+        memo.candidacy = asyncio.create_task(_hold(memo.election, memo.controller.lead), name="lease")
+    else:
+        metrics.LEADER.set(1)
+        memo.controller.lead()
     log.info("watching", extra={"fields": {"namespaces": memo.settings.watch_namespaces or "all"}})
 
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
+    """The Lease is released last: another operator acts from that moment on."""
     if "controller" in memo:
         await memo.controller.stop()
+    if "candidacy" in memo:
+        memo.candidacy.cancel()
+        await asyncio.gather(memo.candidacy, return_exceptions=True)
+        await memo.election.release()
+    if "kube" in memo:
+        await memo.kube.close()
     if "http" in memo:
         await memo.http.cleanup()
+
+
+def _election(settings: OperatorSettings, kube: Kube) -> Election | None:
+    if not settings.lease:
+        return None
+    namespace, name = settings.lease.split("/")
+    identity = settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}"
+    return Election(kube, (namespace, name), identity, settings.lease_duration_seconds)
+
+
+async def _hold(election: Election, begin: Callable[[], None]) -> None:
+    """The process ends with its right to act, at once and whatever it is doing: its pod starts another one."""
+    try:
+        await election.run(begin)
+        log.error("the Lease is lost; the process ends, so that no two operators act")
+    except Exception:
+        log.exception("holding the Lease failed; the process ends, so that no two operators act")
+    os._exit(LOST_LEASE_EXIT_CODE)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
@@ -70,6 +111,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.label_selectors[GROUP, VERSION, TICKET_PLURAL] = CHILD_SELECTOR
     settings.watching.label_selectors["apps", "v1", "deployments"] = CHILD_SELECTOR
     settings.watching.label_selectors["batch", "v1", "jobs"] = CHILD_SELECTOR
+    settings.watching.label_selectors["policy", "v1", "poddisruptionbudgets"] = CHILD_SELECTOR
+    for kind in ("networkpolicies", "ingresses"):
+        settings.watching.label_selectors["networking.k8s.io", "v1", kind] = CHILD_SELECTOR
 
 
 async def _begin(kube: Kube, controller: Controller) -> None:
