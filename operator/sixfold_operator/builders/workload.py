@@ -60,6 +60,8 @@ from sixfold_operator.settings import OperatorSettings
 
 ARTIFACTS_ANNOTATION = f"{GROUP}/artifacts"
 """Hash of the digests of what a pod serves: changed weights roll the pods."""
+SCALED_BY_ANNOTATION = f"{GROUP}/scaled-by"
+"""On a Deployment whose `replicas` this operator leaves alone."""
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 PRE_STOP_SECONDS = 3
 """A pod that ends keeps answering while endpoints and DNS forget it."""
@@ -113,8 +115,10 @@ def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: Op
     _serve(main, policy, GATEWAY, "gateway", env)
     main["startupProbe"] = http_probe("/healthz", GATEWAY_PORT, 2, GATEWAY_STARTUP_SECONDS // 2)
     template = _template(name, GATEWAY, pod_spec(main, gateway.pod, mounts))
-    _drain(template["spec"], duration_seconds(spec.drain_deadline))
-    manifest = _deployment(policy, GATEWAY, gateway.replicas or 1, template, surge=True)
+    _drain(template["spec"], spec.drain_seconds)
+    manifest = _deployment(
+        policy, GATEWAY, None if gateway.autoscaling else gateway.replicas or 1, template, surge=True
+    )
     manifest["spec"]["progressDeadlineSeconds"] = GATEWAY_STARTUP_SECONDS + SLACK_SECONDS
     return manifest
 
@@ -132,7 +136,6 @@ def engine_deployment(
     """Engine pods of `component` (engine or classifier) that load `models` from `claims`, and may share keys and
     values in `redis`, whose address is mounted as a file. They start without it too."""
     name = policy["metadata"]["name"]
-    replicas = 1 if engine.replicas is None else engine.replicas
     mounts = [_config_mount(name), *claim_mounts(claims), *([_redis_mount(redis)] if redis else [])]
     main = container(settings, ENGINE, engine.pod, mounts)
     _add_accelerator(main, engine)
@@ -148,15 +151,23 @@ def engine_deployment(
     template = _template(name, component, pod_spec(main, engine.pod, mounts))
     _drain(template["spec"], drain_seconds)
     template["metadata"]["annotations"] = {ARTIFACTS_ANNOTATION: digest(list(_digests(models)))}
-    manifest = _deployment(policy, component, replicas, template, surge=surges(engine, replicas))
+    manifest = _deployment(policy, component, _replicas(engine), template, surge=surges(engine))
     manifest["spec"]["progressDeadlineSeconds"] = startup_seconds + SLACK_SECONDS
     return manifest
 
 
-def surges(engine: EngineSpec, replicas: int) -> bool:
+def _replicas(engine: EngineSpec) -> int | None:
+    """None where something else counts."""
+    if engine.autoscaling is not None:
+        return None
+    return 1 if engine.replicas is None else engine.replicas
+
+
+def surges(engine: EngineSpec) -> bool:
     """Whether a rollout starts a new pod before an old one stops."""
     if engine.strategy is RolloutStrategy.AUTO:
-        return engine.accelerator.type is AcceleratorType.CPU or replicas <= 1
+        fewest = engine.autoscaling.min_replicas if engine.autoscaling else _replicas(engine) or 0
+        return engine.accelerator.type is AcceleratorType.CPU or fewest <= 1
     return engine.strategy is RolloutStrategy.SURGE
 
 
@@ -226,12 +237,14 @@ def _drain(spec: Manifest, drain_seconds: float) -> None:
     spec["terminationGracePeriodSeconds"] = PRE_STOP_SECONDS + math.ceil(drain_seconds) + 7
 
 
-def _deployment(policy: Manifest, component: str, replicas: int, template: Manifest, *, surge: bool) -> Manifest:
+def _deployment(policy: Manifest, component: str, replicas: int | None, template: Manifest, *, surge: bool) -> Manifest:
     name = policy["metadata"]["name"]
     labels = selector(name, component)
     manifest = child(policy, "apps/v1", "Deployment", component_name(name, component), labels)
+    if replicas is None:
+        manifest["metadata"]["annotations"] = {SCALED_BY_ANNOTATION: "autoscaler"}
     manifest["spec"] = {
-        "replicas": replicas,
+        **({} if replicas is None else {"replicas": replicas}),
         "selector": {"matchLabels": labels},
         "strategy": {
             "type": "RollingUpdate",

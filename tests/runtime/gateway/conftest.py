@@ -315,10 +315,10 @@ def gateway(engine: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 class Wire:
     """Forwards TCP from a port of its own to `target`, and can be cut like a network cable."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, port: int = 0) -> None:
         self._target = target
         self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -348,6 +348,20 @@ class Wire:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
         self._sockets.clear()
+
+
+@pytest.fixture
+def wire_at(engine: Served) -> Iterator[Callable[[int], Wire]]:
+    """Lays cables to the engine from ports."""
+    cables: list[Wire] = []
+
+    def lay(port: int) -> Wire:
+        cables.append(Wire(engine.port, port))
+        return cables[-1]
+
+    yield lay
+    for cable in cables:
+        cable.cut(for_good=True)
 
 
 @pytest.fixture
