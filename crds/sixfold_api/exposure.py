@@ -12,7 +12,7 @@ from sixfold_api.scalars import DropNulls, LabelKey, LabelValue, ObjectName
 CIDR_PATTERN = r"^[0-9a-fA-F:.]{2,39}/[0-9]{1,3}$"
 PATH_PATTERN = r"^/([-._~a-zA-Z0-9]+/?)*$"
 PathPrefix = Annotated[str, StringConstraints(pattern=PATH_PATTERN, max_length=256)]
-Labels = Annotated[dict[LabelKey, LabelValue], Field(min_length=1, max_length=16), DropNulls]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=16), DropNulls]
 
 
 class IngressSpec(ApiModel):
@@ -64,9 +64,9 @@ class ClientPeer(ApiModel):
     cidr: Annotated[str, StringConstraints(pattern=CIDR_PATTERN, max_length=43)] | None = None
     """Addresses, such as 10.0.0.0/8."""
     namespace_labels: Labels | None = None
-    """Labels of namespaces; absent means the policy's own."""
+    """Labels of namespaces; absent means the policy's own, {} all."""
     pod_labels: Labels | None = None
-    """Labels of pods; absent means all pods of these namespaces."""
+    """Labels of pods; absent or {} means all pods of these namespaces."""
 
     rules = (
         Rule(

@@ -31,6 +31,7 @@ from sixfold_api.control_status import (
 from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
+from sixfold_api.names import DRAIN_SECONDS
 from sixfold_api.pods import ConfigMapKeyRef, PodSettings, VariantRef
 from sixfold_api.scalars import (
     AcceleratorType,
@@ -148,9 +149,9 @@ class InferencePolicySpec(SpecModel):
     """The Deployment that runs the models."""
     gateway: GatewaySpec = GatewaySpec()
     """The Deployment that takes the requests."""
-    drain_deadline: Duration = "2m"
+    drain_deadline: Duration | None = None
     """How long running requests may go on when their pod has to end, as in a rollout; what is left then ends with an
-    error. A pod without requests ends at once."""
+    error. A pod without requests ends at once. Absent means 2m."""
     generation: GenerationSpec | None = None
     """Text generation; absent means that the generation endpoints answer 404."""
     classification: ClassificationSpec | None = None
@@ -202,9 +203,14 @@ class InferencePolicySpec(SpecModel):
             "!has(self.drainDeadline) || (duration(self.drainDeadline) >= duration('1s')"
             " && duration(self.drainDeadline) <= duration('24h'))",
             "drainDeadline must be between 1s and 24h",
-            lambda s: 1.0 <= duration_seconds(s.drain_deadline) <= 86400.0,
+            lambda s: 1.0 <= s.drain_seconds <= 86400.0,
         ),
     )
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long running requests may go on when their pod has to end."""
+        return DRAIN_SECONDS if self.drain_deadline is None else duration_seconds(self.drain_deadline)
 
 
 def engines(spec: InferencePolicySpec) -> tuple[EngineSpec, ...]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, KEPT_CHARACTERS_PATTERN
 from sixfold_api.crdgen import structural
+from sixfold_api.exposure import CIDR_PATTERN, PATH_PATTERN
 from sixfold_api.kinds import POLICY, VARIANT
 from sixfold_api.precision import CLAIM_FILE_PATTERN
 
@@ -38,7 +39,11 @@ QUANTITIES = (
     ["1", "500m", "1.5Gi", "1e3", "4Mi", 0, 3, 2.0, None],
     ["1ki", "-1", "", ".5", "1 Gi", -1, 2**63, True, 1.5],
 )
+CIDRS = ["10.0.0.0/8", "fd00::/64"], ["10.0.0.0", "x/8", "", "10.0.0.0/1234"]
+PATHS = ["/", "/v1", "/a/b/"], ["v1", "//", "/a b", "", "/é"]
 KNOWN = {
+    CIDR_PATTERN: CIDRS,
+    PATH_PATTERN: PATHS,
     "^(0(\\.[0-9]{1,6})?|1(\\.0{1,6})?)$": FRACTIONS,
     "^-?[0-9]{1,9}(\\.[0-9]{1,6})?$": DECIMALS,
     "^[A-Z][A-Za-z0-9]*$": SIGNALS,

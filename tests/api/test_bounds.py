@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from sixfold_api.classification import DEFAULT_KEPT_CHARACTERS, KEPT_CHARACTERS_PATTERN
 from sixfold_api.crdgen import structural
+from sixfold_api.exposure import CIDR_PATTERN, PATH_PATTERN
 from sixfold_api.kinds import KINDS, POLICY, TICKET, VARIANT, Kind
 from sixfold_api.precision import CLAIM_FILE_PATTERN
 
@@ -76,6 +77,8 @@ NEEDED = {
 _LONG_KEY = f"{'a' * 253}/{'b' * 63}"
 
 LONGEST = {
+    CIDR_PATTERN: "f" * 39 + "/128",
+    PATH_PATTERN: "/" + "a" * 255,
     "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$": "a" * 40,
     "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$": "a" * 253,
     "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$": "a" * 63,
@@ -302,6 +305,8 @@ DEFAULTS = {
                 "apiKeysSecretRef": {"name": "keys"},
                 "rateLimit": {"requestsPerSecond": 5},
                 "tenants": [{"name": "web"}],
+                "ingress": {"host": "chat.example.com"},
+                "httpRoute": {"parentRefs": [{"name": "shared"}]},
             },
             "generation": {
                 "variantRef": {"name": "chat"},
@@ -338,6 +343,10 @@ DEFAULTS = {
             "canary/minSamples": 50,
             "shadow/sampleRate": "0.01",
             "engine/strategy": "Auto",
+            "engine/startupDeadline": "30m",
+            "classification/engine/startupDeadline": "30m",
+            "gateway/ingress/path": "/v1",
+            "gateway/httpRoute/path": "/v1",
             "gateway/rateLimit/burst": 10,
             "gateway/tenants/0/priority": "Normal",
             "gateway/maxRequestSize": "4Mi",

@@ -19,6 +19,9 @@ NAME = "metadata.name must have at most 40 characters: lower-case letters, digit
 NEITHER = "at least one of spec.generation and spec.classification is needed"
 OWN_ENGINE = "spec.classification.engine is for policies that generate too; without spec.generation use spec.engine"
 GPU_ONLY = "count and resourceName are for type: GPU; remove them or set type: GPU"
+STARTUP = "startupDeadline must be between 10s and 24h"
+DRAIN = "drainDeadline must be between 1s and 24h"
+PEER = "name either cidr, or namespaceLabels, podLabels or both"
 SCALED_TWICE = "replicas and autoscaling exclude each other: remove one"
 SCALED_BY_NOTHING = "name what to scale by: cpuPercent, queuedRequests or both"
 MIN_OVER_MAX = "minReplicas may not be over maxReplicas"
@@ -228,6 +231,13 @@ CASES: list[tuple[Kind, dict[str, Any], str | None]] = [
     (POLICY, scaling(cpuPercent=80, idleAfter="5m"), NEVER_IDLE),
     (POLICY, scaling(cpuPercent=80, minReplicas=0, idleAfter="0s"), IDLE_BOUNDS),
     (POLICY, policy(engine={"autoscaling": {"maxReplicas": 2, "cpuPercent": 80}, "replicas": 1}), SCALED_TWICE),
+    *((POLICY, policy(engine={"startupDeadline": limit}), None) for limit in ("10s", "24h")),
+    *((POLICY, policy(engine={"startupDeadline": limit}), STARTUP) for limit in ("9999ms", "24h1ms")),
+    *((POLICY, policy(drainDeadline=limit), None) for limit in ("1s", "24h")),
+    *((POLICY, policy(drainDeadline=limit), DRAIN) for limit in ("999ms", "24h1ms")),
+    *((POLICY, gateway(allowFrom=[peer]), None) for peer in
+      ({"cidr": "10.0.0.0/8"}, {"podLabels": {"a": "b"}}, {"namespaceLabels": {"a": "b"}, "podLabels": {"a": "b"}})),
+    *((POLICY, gateway(allowFrom=[peer]), PEER) for peer in ({}, {"cidr": "10.0.0.0/8", "podLabels": {"a": "b"}})),
     (POLICY, policy(gateway={"autoscaling": {"maxReplicas": 2, "cpuPercent": 80}}), None),
     (POLICY, policy(gateway={"autoscaling": {"maxReplicas": 2, "cpuPercent": 80}, "replicas": 2}), SCALED_TWICE),
     (POLICY, policy(gateway={"autoscaling": {"maxReplicas": 2, "minReplicas": 3}}), MIN_OVER_MAX),

@@ -20,7 +20,6 @@ from sixfold_api.names import (
     config_map_name,
 )
 from sixfold_api.policy import EngineSpec, InferencePolicySpec, InferencePolicyStatus
-from sixfold_api.scalars import duration_seconds
 from sixfold_operator import metrics
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.config_map import config_map, current_sequence, next_config
@@ -45,6 +44,7 @@ from sixfold_operator.reconcile.policy_status import (
 )
 from sixfold_operator.reconcile.policy_weights import weights_under_way
 from sixfold_operator.reconcile.rollout import is_ready, is_running, last_status
+from sixfold_operator.reconcile.scaling import autoscale, ensure_deployment, sleep_or_wake
 from sixfold_operator.reconcile.served import Load
 from sixfold_operator.reconcile.status_writer import transition_notes, write_status
 from sixfold_operator.reconcile.surroundings import attempt, exposure_refused, isolate, surround
@@ -96,9 +96,11 @@ class PolicyReconciler:
         await isolate(self._context, findings)
         await self._apply_workload(findings, loads)
         await surround(self._context, findings)
+        await autoscale(self._context, findings)
         await self._write_tickets(policy, spec, findings.decided.tickets)
         if sequence:
             await self._ask(findings, sequence, just_written)
+            findings.look_seconds = await sleep_or_wake(self._context, findings)
         await self._write(findings)
         return self._again_seconds(findings, sequence)
 
@@ -191,7 +193,7 @@ class PolicyReconciler:
             return
         for part in components(spec):
             wanted = self._deployment(policy, spec, part, loads)
-            applied = await attempt(findings, self._context.children.ensure(wanted))
+            applied = await attempt(findings, ensure_deployment(self._context, wanted))
             if applied is not None:
                 deployments[part] = applied
         findings.deployments = deployments
@@ -207,9 +209,8 @@ class PolicyReconciler:
         load = loads.get(part, Load())
         reuse = spec.generation and spec.generation.kv_cache_reuse
         redis = reuse.redis if reuse and part == ENGINE else None
-        drain_seconds = duration_seconds(spec.drain_deadline)
         return engine_deployment(
-            policy, part, engine, load.models, load.claims, self._context.settings, redis, drain_seconds
+            policy, part, engine, load.models, load.claims, self._context.settings, redis, spec.drain_seconds
         )
 
     async def _remove_classifier(self, findings: Findings) -> None:
@@ -228,8 +229,7 @@ class PolicyReconciler:
         in the way."""
         metadata, waits = findings.policy["metadata"], []
         look = self._decider.again_seconds(metadata["namespace"], metadata["name"], findings.decided.view)
-        if look is not None:
-            waits.append(look)
+        waits += [seconds for seconds in (look, findings.look_seconds) if seconds is not None]
         if sequence and not findings.reach.complete:
             waits.append(wait_seconds(self._elapsed_seconds(findings.policy)))
         if any(is_running(pod) and not is_ready(pod) for pod in _all(findings)):
