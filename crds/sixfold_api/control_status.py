@@ -107,10 +107,8 @@ class TunedValue(StatusModel):
 
 
 class CanaryStatus(StatusModel):
-    """What is being tried on a share of the requests: exactly one of level, mode and tuned is set."""
+    """What is being tried on a share of the requests: either mode or tuned is set. A level is tried mode by mode."""
 
-    level: Level | None = None
-    """The level that is tried."""
     mode: Mode | None = None
     """The mode that is tried."""
     tuned: TunedValue | None = None
@@ -148,6 +146,20 @@ class HistoryEntry(StatusModel):
     """A sentence for people, with the figures."""
 
 
+class SettlingStatus(StatusModel):
+    """When something last changed that series with some labels don't tell from what was before: they speak of the
+    present once a signal's window has passed since."""
+
+    by_policy: Moment | None = None
+    """Series of a whole policy: any change."""
+    by_level: Moment | None = None
+    """Series of a level: what changed at that level, for whichever requests."""
+    by_arm: Moment | None = None
+    """Series of a level and arm: what changed at that level for all but the canary's requests."""
+    canary: Moment | None = None
+    """Series of the canary: when another one ended."""
+
+
 class ControlStatus(StatusModel):
     """What the reducer needs to go on where it was."""
 
@@ -167,3 +179,5 @@ class ControlStatus(StatusModel):
     """What was left lately because of a breach."""
     trial: TrialStatus | None = None
     """The tuned value that has yet to prove itself."""
+    settling: SettlingStatus = SettlingStatus()
+    """Since when signals speak of what runs now."""

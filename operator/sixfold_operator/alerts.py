@@ -103,6 +103,7 @@ class Alerts:
         self._listed = listed
         self._wake = wake
         self._now = now
+        self._began: datetime | None = None
         self._heard: dict[Place, dict[str, _Series]] = {}
         self._runner: web.AppRunner | None = None
 
@@ -121,12 +122,16 @@ class Alerts:
             await self._runner.cleanup()
 
     def firing(self, namespace: str, policy: str) -> Firing:
-        """What was heard about a policy's alerts; one that was not repeated for long counts as ended."""
+        """What was heard about a policy's alerts; one that was not repeated for long counts as ended, also where it
+        fired before this process began."""
         heard, now = self._heard.get((namespace, policy), {}), self._now()
-        return {
+        began = self._began = self._began or now  # when somebody first acted on what is heard
+        silent = self._listed(namespace, policy).names if _is_old(began, now) else ()
+        said = {
             name: Heard(any(not _is_old(at, now) for at in series.firing.values()), series.at)
             for name, series in heard.items()
         }
+        return {**{name: Heard(False, began) for name in silent}, **said}
 
     def forget(self, namespace: str, policy: str) -> None:
         """The policy is gone."""
@@ -199,18 +204,21 @@ class Alerts:
 
 
 def observed_alerts(
-    rules: Sequence[AlertRule], firing: Firing, remembered: Sequence[SignalStatus]
+    rules: Sequence[AlertRule], firing: Firing, remembered: Sequence[SignalStatus], *, are_all: bool = False
 ) -> tuple[Observed, ...]:
     """The alerts that a policy lists, as the reducer sees them. Pure.
 
     One that fired when the operator stopped, and of which nothing was heard since, is left out: it counts as firing, so
     that nothing recovers, and doesn't act again. One that fired and is no longer listed has ended.
+
+    Args:
+        are_all: whether nothing else tells of health: then it is conclusive while none of them fires.
     """
     held = {entry.name for entry in remembered if entry.verdict is Verdict.BREACH}
-    return tuple(_observed(rules, firing, held))
+    return tuple(_observed(rules, firing, held, are_all))
 
 
-def _observed(rules: Sequence[AlertRule], firing: Firing, held: set[str]) -> Iterator[Observed]:
+def _observed(rules: Sequence[AlertRule], firing: Firing, held: set[str], are_all: bool) -> Iterator[Observed]:
     for rule in rules:
         name, heard = f"{PREFIX}{rule.alert_name}", firing.get(rule.alert_name)
         if heard is None and name in held:
@@ -221,6 +229,7 @@ def _observed(rules: Sequence[AlertRule], firing: Firing, held: set[str]) -> Ite
             verdict=Verdict.BREACH if fires else Verdict.OK,
             action=_ACTIONS[rule.action],
             blames=rule.mode,
+            is_primary=are_all,
             why=f"Alertmanager says that {rule.alert_name} fires" if fires else "",
         )
     for name in sorted(held - {f"{PREFIX}{rule.alert_name}" for rule in rules}):

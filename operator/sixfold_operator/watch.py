@@ -56,6 +56,7 @@ class Watch:
             signals=self._collector.signals if self._collector else tuple,
             snapshot=self._collector.snapshot if self._collector else lambda *_: None,
             firing=self._alerts.firing if self._alerts else lambda *_: {},
+            hears=self._alerts is not None,
         )
 
     async def start(self) -> None:

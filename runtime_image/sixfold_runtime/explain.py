@@ -84,7 +84,7 @@ class Explanation:
             by = f"ticket {entry.ticket}" if entry.ticket else "AutoApply"
             rows.append((entry.path, f"{entry.base} -> {entry.value}", f"{by}, since {entry.since}"))
         if (canary := self.status.canary) is not None:
-            what = canary.tuned.path if canary.tuned else str(canary.mode or f"level {canary.level}")
+            what = canary.tuned.path if canary.tuned else str(canary.mode)
             rows.append((f"canary: {what}", f"{canary.percent} %", f"this step since {canary.since}"))
         for rejection in self.status.level.rejected if self.status.level else []:
             what = rejection.path or str(rejection.mode or f"level {rejection.level}")

@@ -160,7 +160,19 @@ async def test_an_alert_that_is_over_or_was_not_repeated_for_long_has_ended(post
     post.now += timedelta(seconds=FORGOTTEN_AFTER_SECONDS + 1)
     assert not post.alerts.firing("shop", "bot")["High5xx"].is_firing
     post.alerts.forget("shop", "bot")
-    assert post.alerts.firing("shop", "bot") == {}
+    assert post.alerts.firing("shop", "other") == {}
+
+
+async def test_an_alert_of_a_former_process_that_nobody_repeats_has_ended(post: Post) -> None:
+    """Alertmanager repeats what fires; what it resolved while no operator listened is told by its silence."""
+    before = [SignalStatus(name="Alert/High5xx", verdict=Verdict.BREACH, failures=3)]
+    assert observed_alerts([HIGH], post.alerts.firing("shop", "bot"), before) == ()
+    post.now += timedelta(seconds=FORGOTTEN_AFTER_SECONDS + 1)
+    (ended,) = observed_alerts([HIGH], post.alerts.firing("shop", "bot"), before)
+    assert ended.verdict is Verdict.OK
+    assert await post.send(body(alert())) == (200, {"taken": 1})
+    (again,) = observed_alerts([HIGH], post.alerts.firing("shop", "bot"), before)
+    assert again.verdict is Verdict.BREACH
 
 
 def test_what_an_alert_comes_to() -> None:

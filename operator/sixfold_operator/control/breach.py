@@ -64,10 +64,11 @@ def _respond(state: State, view: View, breaching: Sequence[Observed], now: datet
 
 
 def _act(state: State, view: View, item: Observed, now: datetime) -> Outcome:
-    """One signal's action, unless there is nothing to turn off or the last change is too fresh."""
+    """One signal's action, unless there is nothing to turn off or the last change is too fresh: a trial never is, since
+    it is taken back when something breaches."""
     if item.action is Action.LEVEL_0:
         return _lower(state, view, 0, item, now) if target(state, view) > 0 else Outcome(state)
-    if is_cooling(state, view, now):
+    if state.control.trial is None and is_cooling(state, view, now):
         return Outcome(state)
     if item.action is Action.SUSPEND:
         return Outcome(state) if item.blames is None else _suspend(state, view, item.blames, item, now)

@@ -11,6 +11,7 @@ from sixfold_api.modes import Mode
 from sixfold_operator.control.levels import AWAITS_CANARY, active_modes, in_order, modes_at
 from sixfold_operator.control.memory import entry, forgotten
 from sixfold_operator.control.model import Outcome, State, View
+from sixfold_operator.control.settling import all_new
 
 
 def has_changed(state: State, view: View) -> bool:
@@ -32,8 +33,14 @@ def obey(state: State, view: View, now: datetime) -> Outcome:
     level = LevelStatus(
         target=view.ceiling, reason=reason, since=old.since if old is not None and is_same else timestamp(now)
     )
+    known = state.control
+    is_other = old is None or (known.spec_hash, known.retry_token) != (view.spec_hash, view.retry_token)
     control = ControlStatus(
-        spec_hash=view.spec_hash, ceiling=view.ceiling, retry_token=view.retry_token, trial=state.control.trial
+        spec_hash=view.spec_hash,
+        ceiling=view.ceiling,
+        retry_token=view.retry_token,
+        trial=known.trial,
+        settling=all_new(state, now) if is_other else known.settling,
     )
     signals = tuple(forgotten(signal) for signal in state.signals)
     suspended = tuple(Suspension(mode=mode, reason=AWAITS_CANARY, since=timestamp(now)) for mode in waiting)

@@ -35,7 +35,7 @@ def effective_inputs(state: State, view: View) -> tuple[ArmInputs, ArmInputs | N
     suspended = {entry.mode: suspension_text(entry) for entry in state.suspended}
     stable = ArmInputs(target(state, view), suspended, state.tuned)
     canary = state.canary
-    if canary is None or canary.level is not None:
+    if canary is None:
         return stable, None
     if canary.mode is not None:
         others = {mode: why for mode, why in suspended.items() if mode is not canary.mode}

@@ -14,6 +14,7 @@ from sixfold_api.control_status import (
     HistoryEntry,
     LevelStatus,
     Rejection,
+    SettlingStatus,
     SignalStatus,
     Suspension,
     Verdict,
@@ -134,6 +135,7 @@ def sane(state: State, view: View, now: datetime) -> State:
         ),
         changed_at=_past(state.control.changed_at, now),
         healthy_since=_past(state.control.healthy_since, now),
+        settling=_settling(state.control.settling, now),
         breaches=[
             record if no_later(record.at, now) == record.at else record.model_copy(update={"at": timestamp(now)})
             for record in state.control.breaches
@@ -145,6 +147,12 @@ def _past(moment: str | None, now: datetime) -> str | None:
     return None if moment is None else no_later(moment, now)
 
 
+def _settling(settling: SettlingStatus, now: datetime) -> SettlingStatus:
+    moments = {name: _past(getattr(settling, name), now) for name in SettlingStatus.model_fields}
+    past = SettlingStatus(**moments)
+    return settling if past == settling else past
+
+
 def _suspensions(entries: Iterable[Suspension], now: datetime) -> tuple[Suspension, ...]:
     first: dict[str, Suspension] = {}
     for item in entries:
@@ -154,8 +162,8 @@ def _suspensions(entries: Iterable[Suspension], now: datetime) -> tuple[Suspensi
 
 
 def _canary(canary: CanaryStatus | None, view: View, now: datetime) -> CanaryStatus | None:
-    """One of a mode or a tuned value; levels are tried mode by mode."""
-    if canary is None or canary.level is not None or (canary.mode is None) == (canary.tuned is None):
+    """Of a mode or of a tuned value."""
+    if canary is None or (canary.mode is None) == (canary.tuned is None):
         return None
     if canary.mode is not None and canary.mode not in view.modes:
         return None

@@ -22,6 +22,11 @@ def no_later(moment: str, now: datetime) -> str:
     return timestamp(now) if then is None or then > now else moment
 
 
+def later(first: str | None, second: str | None, now: datetime) -> str | None:
+    """The later one of two moments; None where there is none."""
+    return first if seconds_since(first, now) <= seconds_since(second, now) else second
+
+
 def _read(moment: str) -> datetime | None:
     try:
         then = datetime.fromisoformat(moment)

@@ -6,17 +6,21 @@ the canary tries one after the other. Modes of a whole process can't be split: t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
 from sixfold_api.conditions import timestamp
 from sixfold_api.control_status import CanaryStatus, Rejection, Suspension, TunedValue, Verdict
-from sixfold_api.modes import LEVEL_FROM, Mode
+from sixfold_api.modes import LEVEL_FROM, Mode, ModeState
+from sixfold_api.policy import ModeStatus
 from sixfold_operator.control.levels import AWAITS_CANARY, awaiting_canary, rejections, with_tuned
 from sixfold_operator.control.memory import changed, entry, is_cooling, with_rejection
 from sixfold_operator.control.model import CanaryJudgement, Outcome, State, View
 from sixfold_operator.control.moments import seconds_since
 
+UNSUPPORTED = "Unsupported"
+"""Reason of a suspension: the pods can't run the mode."""
 SPLITTABLE_PATHS = ("/generation/speculative/", "/classification/earlyExit/")
 """Tuned values that requests can have each their own of; the others are a whole process's."""
 
@@ -86,6 +90,18 @@ def advance(state: State, view: View, judgement: CanaryJudgement | None, now: da
     return Outcome(replace(state, canary=wider), (entry(now, "CanaryStep", "Samples", message),))
 
 
+def unsupported_canary(state: State, modes: Iterable[ModeStatus]) -> CanaryJudgement | None:
+    """A judgement on a mode that is tried and that pods can't run; None where they can.
+
+    Args:
+        modes: as the pods reported them last.
+    """
+    for mode in modes:
+        if state.canary is not None and mode.name is state.canary.mode and mode.state is ModeState.UNSUPPORTED:
+            return CanaryJudgement(Verdict.BREACH, 0, mode.reason, UNSUPPORTED)
+    return None
+
+
 def reject(state: State, view: View, signal: str, why: str, now: datetime) -> Outcome:
     """The canary ends and isn't tried again; the others never saw it."""
     canary = state.canary
@@ -100,8 +116,7 @@ def reject(state: State, view: View, signal: str, why: str, now: datetime) -> Ou
         reason=signal,
     )
     suspended = tuple(
-        item.model_copy(update={"reason": signal}) if item.mode is canary.mode and _awaits(item) else item
-        for item in state.suspended
+        item.model_copy(update={"reason": signal}) if item.mode is canary.mode else item for item in state.suspended
     )
     after = with_rejection(replace(state, canary=None, suspended=suspended), rejection)
     message = f"{_what(canary)} is not tried again until the spec or retryToken changes: {why}"

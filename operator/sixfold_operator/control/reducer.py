@@ -13,6 +13,7 @@ from sixfold_operator.control.memory import count, entry, is_judged, sane, with_
 from sixfold_operator.control.model import CanaryJudgement, Observed, Outcome, State, View
 from sixfold_operator.control.ramp import advance, begin_next, release
 from sixfold_operator.control.recovery import health, recover
+from sixfold_operator.control.settling import settle
 
 
 def decide(
@@ -29,8 +30,13 @@ def decide(
         now: aware, UTC.
     """
     state = sane(state, view, now)
-    if has_changed(state, view):
-        return _obeyed(state, view, now)
+    outcome = _obeyed(state, view, now) if has_changed(state, view) else _looked(state, view, observed, canary, now)
+    return Outcome(settle(state, outcome.state, view, now), outcome.decisions)
+
+
+def _looked(
+    state: State, view: View, observed: Sequence[Observed], canary: CanaryJudgement | None, now: datetime
+) -> Outcome:
     judged = is_judged(view, now)
     before, state = state.signals, count(state, view, observed, judged=judged)
     if view.canary is None and (state.canary is not None or _waits(state)):

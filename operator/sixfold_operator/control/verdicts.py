@@ -1,23 +1,27 @@
 """A signal's readings -> Ok, Breach or Unknown. Pure.
 
 What isn't known for sure is Unknown, with the reason in words: no series, several where one was meant, too few
-samples, no finite number, a sample that isn't from now. Unknown moves nothing.
+samples, no finite number, a sample that isn't from now, a window that reaches back before a change. Unknown moves
+nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
-from sixfold_api.control_status import SignalStatus, Verdict
+from sixfold_api.control_status import SettlingStatus, SignalStatus, Verdict
 from sixfold_api.modes import LEVEL_FROM, Mode
 from sixfold_operator.control.answers import FOUND
 from sixfold_operator.control.canary import wilson
 from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot
+from sixfold_operator.control.settling import why_unsettled
 
+SETTLED = SettlingStatus()
 LONGEST_AGE_SECONDS = 120.0
 """An answer that differs that much, and by two windows, from our own clock is not from now: a cache in between, or
 clocks that went apart. What Prometheus itself knows to be old is told by the snapshot."""
@@ -31,6 +35,7 @@ def observe(
     target_level: int,
     now: datetime,
     off: Collection[Mode] = (),
+    settling: SettlingStatus = SETTLED,
 ) -> tuple[Observed, ...]:
     """Every health and waste signal, judged for one policy.
 
@@ -40,6 +45,7 @@ def observe(
         remembered: status.signals: a breach goes on until it is clearly over, even through an Unknown.
         target_level: of the policy; older levels' series linger in a window.
         off: modes that are suspended or not asked for: a signal about one of them is Unknown.
+        settling: status.control.settling: a health signal whose series may still show what was before is Unknown.
     """
     before = {status.name: _before(status) for status in remembered}
     observed = []
@@ -53,7 +59,8 @@ def observe(
         else:
             readings = snapshot.readings.get(signal.name, ())
             last = before.get(signal.name, Verdict.UNKNOWN)
-            observed.append(judge(signal, threshold, readings, last, target_level, now))
+            unsettled = partial(why_unsettled, signal, settling, min(now, snapshot.at))
+            observed.append(judge(signal, threshold, readings, last, target_level, now, unsettled))
     return tuple(observed)
 
 
@@ -64,6 +71,7 @@ def judge(
     before: Verdict,
     target_level: int,
     now: datetime,
+    unsettled: Callable[[Reading], str] = lambda _: "",
 ) -> Observed:
     """One signal's readings of one policy against a threshold.
 
@@ -73,6 +81,7 @@ def judge(
 
     Args:
         before: the verdict until now.
+        unsettled: why a reading may still show what was before; "" if it doesn't.
     """
     relevant = [reading for reading in readings if _concerns(signal, reading, target_level)]
     if not relevant:
@@ -81,7 +90,7 @@ def judge(
     counts = Counter((reading.level, reading.arm, reading.variant, reading.cause) for reading in relevant)
     if max(counts.values()) > 1:
         return _observed(signal, Verdict.UNKNOWN, None, threshold, "several series where one was meant")
-    doubts = {index: _doubt(signal, reading, now) for index, reading in enumerate(relevant)}
+    doubts = {index: unsettled(each) or _doubt(signal, each, now) for index, each in enumerate(relevant)}
     sure = [reading for index, reading in enumerate(relevant) if not doubts[index]]
     if not sure:
         return _observed(signal, Verdict.UNKNOWN, None, threshold, doubts[0])

@@ -19,15 +19,17 @@ class Watched:
         signals: all that are watched; none where no Prometheus is configured.
         snapshot: what Prometheus said last about a policy; None before the first round.
         firing: alerts of a policy that fire now.
+        hears: whether Alertmanager can tell of them.
     """
 
     signals: Callable[[], Sequence[Signal]]
     snapshot: Callable[[str, str], Snapshot | None]
     firing: Callable[[str, str], Firing]
+    hears: bool = False
 
 
 NOTHING_WATCHED = Watched(signals=tuple, snapshot=lambda *_: None, firing=lambda *_: {})
-"""Where no Prometheus is configured."""
+"""Where neither Prometheus nor a receiver of alerts is configured."""
 
 
 @dataclass(frozen=True)
@@ -51,5 +53,7 @@ class Decided:
     unknown: tuple[str, ...] = ()
     watches: bool = True
     """Whether a Prometheus is configured."""
+    hears: bool = False
+    """Whether Alertmanager can tell of alerts."""
     tickets: TicketPlan = field(default_factory=TicketPlan)
     """What becomes of the policy's tickets."""

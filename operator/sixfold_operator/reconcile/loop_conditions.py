@@ -13,6 +13,10 @@ NOT_CONFIGURED = (
     "no Prometheus is configured, so nothing is watched and levels move only by hand: set prometheus.enabled or"
     " prometheus.url in the chart's values"
 )
+ALERTS_ONLY = (
+    "no Prometheus is configured, so levels move by hand and by the alerts of spec.analysis.alerts; health is that none"
+    " of them fires"
+)
 NOT_YET = "Prometheus has not been asked yet"
 
 
@@ -28,7 +32,9 @@ def metrics_available(findings: Findings) -> tuple[Verdict, ConditionStatus]:
     """Whether signals can be judged. While they can't, nothing moves."""
     decided = findings.decided
     if not decided.watches:
-        return Verdict(False, "NotConfigured", NOT_CONFIGURED), ConditionStatus.UNKNOWN
+        has_alerts = decided.hears and findings.spec.analysis.alerts
+        message = ALERTS_ONLY if has_alerts else NOT_CONFIGURED
+        return Verdict(False, "NotConfigured", message), ConditionStatus.UNKNOWN
     if decided.snapshot is None:
         return Verdict(False, "Waiting", NOT_YET), ConditionStatus.UNKNOWN
     snapshot = decided.snapshot

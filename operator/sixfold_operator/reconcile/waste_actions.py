@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from sixfold_api.analysis import Remediation
 from sixfold_api.control_status import TunedValue
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import InferencePolicySpec
@@ -14,8 +13,10 @@ from sixfold_operator.control.answers import FOUND
 from sixfold_operator.control.figures import busy_share
 from sixfold_operator.control.levels import rejections
 from sixfold_operator.control.memory import is_cooling
-from sixfold_operator.control.model import Outcome, Signal, View
+from sixfold_operator.control.model import Outcome, Signal, State, View
 from sixfold_operator.control.ramp import begin_tuned
+from sixfold_operator.control.recovery import health
+from sixfold_operator.control.settling import settle
 from sixfold_operator.control.tickets import Ticket, plan
 from sixfold_operator.control.tuning import step
 from sixfold_operator.control.waste import Facts, rejected_values, wasted_shares, wastes
@@ -40,11 +41,13 @@ def act_on_waste(
     facts = _facts(decided, place, spec, variant, working)
     found = wastes(signals, decided.observed, decided.state.signals, decided.snapshot, now.hour)
     planned = plan(spec, found, facts, tickets, now)
-    outcome = Outcome(decided.state)
-    if planned.approved and not is_cooling(decided.state, decided.view, now):
-        outcome = _begin(decided, decided.view, planned.approved[0], now)
-    elif decided.observed and spec.remediation is Remediation.AUTO_APPLY and decided.view.enforce:
-        outcome = step(decided.state, decided.view, spec, found, facts, decided.snapshot, now)
+    state, view = decided.state, decided.view
+    outcome = Outcome(state)
+    if planned.approved and state.control.trial is None and not is_cooling(state, view, now):
+        outcome = _begin(state, view, planned.approved[0], now)
+    elif decided.observed and view.enforce:
+        verdict = health(state, decided.observed)
+        outcome = step(state, view, spec, found, facts, decided.snapshot, now, verdict)
     return replace(
         decided,
         state=outcome.state,
@@ -53,12 +56,10 @@ def act_on_waste(
     )
 
 
-def _begin(decided: Decided, view: View, tuned: TunedValue, now: datetime) -> Outcome:
+def _begin(state: State, view: View, tuned: TunedValue, now: datetime) -> Outcome:
     """One approved value a look; a human's approval needs no trial."""
-    running = decided.state.canary
-    if running is not None and running.tuned is not None and running.tuned.path == tuned.path:
-        return Outcome(decided.state)
-    return begin_tuned(decided.state, view, tuned, now)
+    outcome = begin_tuned(state, view, tuned, now)
+    return Outcome(settle(state, outcome.state, view, now), outcome.decisions)
 
 
 def _facts(
