@@ -54,7 +54,7 @@ def test_the_operator_understands_its_environment(render, monkeypatch: pytest.Mo
     images = ["--set=image.runtime.repository=example.com/runtime", "--set=image.runtime.tag=v2"]
     values += ["--set=image.runtime.pullPolicy=Always", "--set=hub.endpoint=https://hub.example.com/hf"]
     for entry in container(render(*values, *images))["env"]:
-        monkeypatch.setenv(entry["name"], entry["value"])
+        monkeypatch.setenv(entry["name"], entry.get("value", "a-pod"))
         if entry["name"].startswith("SIXFOLD_"):
             assert entry["name"].removeprefix("SIXFOLD_").lower() in OperatorSettings.model_fields
     settings = OperatorSettings()
@@ -65,7 +65,33 @@ def test_the_operator_understands_its_environment(render, monkeypatch: pytest.Mo
     assert settings.log_level == "DEBUG"
     assert settings.workers == 3
     assert settings.metrics_port == 9400
+    assert settings.network_policies
+    assert settings.lease_duration_seconds == OperatorSettings.model_fields["lease_duration_seconds"].default
     assert settings.resync_seconds == OperatorSettings.model_fields["resync_seconds"].default
+
+
+def test_who_may_read_metrics_and_state(render, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The operator and the chart's Prometheus by the labels that their pods have, and who else is named."""
+    scraper = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    values = {"networkPolicies": {"scrapers": [scraper]}, "gateway": {"ingressAnnotations": {"example.com/a": "b"}}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    documents = render(f"--values={tmp_path / 'values.yaml'}", "--set=prometheus.enabled=true")
+    pods = {
+        document["metadata"]["name"]: document["spec"]["template"]
+        for document in documents
+        if document["kind"] == "Deployment"
+    }
+    for entry in pods["sixfold-operator"]["spec"]["containers"][0]["env"]:
+        monkeypatch.setenv(entry["name"], entry.get("value", ""))
+    settings = OperatorSettings()
+    operator, prometheus, other = settings.network_policy_observers
+    for peer, pod in ((operator, "sixfold-operator"), (prometheus, "sixfold-prometheus")):
+        assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "sixfold-system"}}
+        assert peer["podSelector"]["matchLabels"].items() <= pods[pod]["metadata"]["labels"].items()
+    assert other == scraper
+    assert settings.ingress_annotations == {"example.com/a": "b"}
+    names = {entry["name"] for entry in container(render("--set=networkPolicies.enabled=false"))["env"]}
+    assert "SIXFOLD_NETWORK_POLICIES" not in names
 
 
 def test_images(render) -> None:
@@ -77,10 +103,32 @@ def test_images(render) -> None:
     assert container(render(repository))["image"] == "localhost:5000/team/sixfold-operator:0.1.0"
 
 
-def test_one_operator_at_a_time(render) -> None:
-    spec = only(render(), "Deployment")["spec"]
+def test_the_operators_share_a_lease(render, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = render("--set=operator.leaseDurationSeconds=15")
+    spec = only(documents, "Deployment")["spec"]
     assert spec["replicas"] == 1
-    assert spec["strategy"] == {"type": "Recreate"}
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert "topologySpreadConstraints" not in spec["template"]["spec"]
+    assert "PodDisruptionBudget" not in {document["kind"] for document in documents}
+    for entry in container(documents)["env"]:
+        monkeypatch.setenv(entry["name"], entry.get("value", "a-pod"))
+    settings = OperatorSettings()
+    assert (settings.lease, settings.lease_duration_seconds) == ("sixfold-system/sixfold-operator", 15)
+    assert settings.identity == "a-pod"
+    (role,) = [d for d in documents if d["kind"] == "Role" and d["metadata"]["name"] == "sixfold-operator-lease"]
+    assert role["metadata"]["namespace"] == "sixfold-system"
+    assert role["rules"][1]["resourceNames"] == ["sixfold-operator"]
+
+
+def test_a_standby_is_kept_apart_and_kept_up(render) -> None:
+    documents = render("--set=operator.replicas=2")
+    deployment, budget = only(documents, "Deployment"), only(documents, "PodDisruptionBudget")
+    assert deployment["spec"]["replicas"] == 2
+    pod = deployment["spec"]["template"]
+    selectors = [entry["labelSelector"] for entry in pod["spec"]["topologySpreadConstraints"]]
+    for selector in (budget["spec"]["selector"], *selectors):
+        assert selector["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert budget["spec"]["maxUnavailable"] == 1
 
 
 def test_nothing_that_changes_with_the_version_is_in_a_selector(render, chart_copy: Path) -> None:
@@ -143,6 +191,7 @@ def test_a_service_monitor_finds_the_service(render) -> None:
         ("image.runtime.tag=v1:v2", "at '/image/runtime/tag'"),
         ("image.operator.repository=", "at '/image/operator/repository'"),
         ("hub.endpoint=hub.example.com", "at '/hub/endpoint'"),
+        ("networkPolicies.scrapers={any}", "at '/networkPolicies/scrapers/0': got string, want object"),
         ("crds.enabled=perhaps", "at '/crds/enabled': got string, want boolean"),
         ("watchNamespaces=team-a", "at '/watchNamespaces': got string, want array"),
         ("watchNamespaces={Team}", "at '/watchNamespaces/0'"),

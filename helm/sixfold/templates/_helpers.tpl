@@ -111,6 +111,21 @@ tcp-keepalive 60
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies, ingresses]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch, delete]
@@ -126,6 +141,18 @@ tcp-keepalive 60
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- end -}}
+
+{{/* NetworkPolicyPeers that may read /state and /metrics of the policies' pods: the operator, and whatever scrapes. */}}
+{{- define "sixfold.observers" -}}
+{{- $home := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $operator := include "sixfold.selector" . | fromYaml -}}
+{{- $observers := list (dict "namespaceSelector" $home "podSelector" (dict "matchLabels" $operator)) -}}
+{{- if .Values.prometheus.enabled -}}
+{{- $prometheus := include "sixfold.prometheusSelector" . | fromYaml -}}
+{{- $observers = append $observers (dict "namespaceSelector" $home "podSelector" (dict "matchLabels" $prometheus)) -}}
+{{- end -}}
+{{ concat $observers .Values.networkPolicies.scrapers | toJson }}
 {{- end -}}
 
 {{/* Files of the operator, each volume at /etc/sixfold/<name>; whole volumes, because the kubelet refreshes only those.
