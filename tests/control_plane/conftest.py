@@ -41,6 +41,15 @@ def chart_rules() -> list[Manifest]:
     return rules
 
 
+def lease_rules(name: str) -> list[Manifest]:
+    """What the chart grants on the operator's Lease, in the release's namespace."""
+    template = (REPOSITORY / "helm" / "sixfold" / "templates" / "lease.yaml").read_text()
+    block = re.search(r"^rules:\n(.*?)^---", template, re.DOTALL | re.MULTILINE)
+    assert block is not None, "the chart's rules of the Lease have moved"
+    rules: list[Manifest] = yaml.safe_load(re.sub(r"{{.*?}}", name, block[1]))
+    return rules
+
+
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     with temporary_control_plane() as running:
@@ -92,6 +101,13 @@ class OperatorProcess:
                 return False
 
         eventually("the operator is ready", ready)
+
+    def role(self) -> str:
+        """What /readyz says: `leader`, or `standby` and who leads; empty where nobody answers."""
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/readyz", trust_env=False, timeout=1).text
+        except httpx.TransportError:
+            return ""
 
     def kill(self) -> None:
         self.process.kill()
