@@ -307,5 +307,5 @@ class InferencePolicyStatus(StatusModel):
     """What the control loop remembers."""
     conditions: Conditions = []
     """Ready, WorkloadReady, VariantsReady, ConfigApplied; Conflict, OpenGateway, WeightsFailed, SlicesFailed,
-    DraftShortened, KVReuseDegraded, PartsNotFound, ExposureFailed, TasksMissing, EscalationUnused, RolledBack,
-    TicketOpen, MetricsAvailable, SignalsUnknown, ShadowActive where they say something."""
+    DraftShortened, KVReuseDegraded, PartsNotFound, ExposureFailed, AutoscalingFailed, TasksMissing, EscalationUnused,
+    RolledBack, TicketOpen, MetricsAvailable, SignalsUnknown, ShadowActive where they say something."""

@@ -41,8 +41,9 @@ CHILD_KINDS = (
     *("PodDisruptionBudget", "NetworkPolicy", "Ingress"),
 )
 WATCHED_KINDS = (VARIANT_KIND, POLICY_KIND, *CHILD_KINDS)
-OPTIONAL_KINDS = ("HTTPRoute",)
-"""Children of kinds that not every cluster serves: listed with the rest where they are, and never watched."""
+OPTIONAL_KINDS = ("HTTPRoute", "ScaledObject", "HorizontalPodAutoscaler")
+"""Children of kinds that not every cluster serves, or whose statuses never rest: listed with the rest, and never
+watched."""
 CHILD_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 
 
@@ -211,6 +212,8 @@ class Controller:
         many objects of each kind had been missed."""
         missed: dict[str, int] = {}
         served = [kind for kind in OPTIONAL_KINDS if kind in await self._kube.serves(RESOURCES[kind][0])]
+        self._context.served_kinds.clear()
+        self._context.served_kinds.update(served)
         for kind in (*WATCHED_KINDS, *served):
             for namespace in self._namespaces:
                 selector = "" if kind in (POLICY_KIND, VARIANT_KIND) else CHILD_SELECTOR

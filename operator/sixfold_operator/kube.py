@@ -28,6 +28,8 @@ from sixfold_operator import metrics
 Manifest = dict[str, Any]
 
 FIELD_MANAGER = "sixfold-operator"
+REPLICAS_MANAGER = "sixfold-replicas"
+"""Owns the number of pods where the spec doesn't say it, so that other changes leave it as it is."""
 TIMEOUT = aiohttp.ClientTimeout(total=20, connect=5)
 PAGE_ITEMS = 500
 
@@ -43,6 +45,8 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "Ingress": ("networking.k8s.io/v1", "ingresses"),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers"),
+    "ScaledObject": ("keda.sh/v1alpha1", "scaledobjects"),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Event": ("v1", "events"),
@@ -125,12 +129,12 @@ class Kube:
             raise
         return {resource["kind"] for resource in found["resources"]}
 
-    async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:
+    async def apply(self, manifest: Manifest, *, force: bool, manager: str = FIELD_MANAGER) -> Manifest:
         """Server-side apply. With `metadata.uid` it changes that very object or fails with 409; without `force`
         it fails with 409 where another manager owns a field."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
-        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
         return await self._write("apply", "PATCH", path, query, manifest, "application/apply-patch+yaml")
 
     async def apply_status(self, manifest: Manifest) -> Manifest:

@@ -31,6 +31,7 @@ PATHS = {
     "Pod": "/api/v1/{}/pods",
     "PersistentVolumeClaim": "/api/v1/{}/persistentvolumeclaims",
     "Event": "/api/v1/{}/events",
+    "HorizontalPodAutoscaler": "/apis/autoscaling/v2/{}/horizontalpodautoscalers",
 }
 
 
@@ -285,4 +286,5 @@ class PodReport:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def say(self, **fields: Any) -> None:
-        self._body = json.dumps(PodState(role="engine", pod=self.address, ready=True, **fields).to_dict()).encode()
+        known = {"role": "engine", "pod": self.address, "ready": True}
+        self._body = json.dumps(PodState.model_validate(known | fields).to_dict()).encode()

@@ -30,3 +30,5 @@ class Context:
     children: Children
     pod_states: PodStates
     clock: Clock = field(default_factory=Clock)
+    served_kinds: set[str] = field(default_factory=set)
+    """Kinds that not every cluster has and this one did when everything was listed last."""

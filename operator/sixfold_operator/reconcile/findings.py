@@ -36,5 +36,9 @@ class Findings:
     """What a share of the requests runs."""
     conflicts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    look_seconds: float | None = None
+    """After how long to ask the gateways whether engines may sleep, or must wake."""
+    unscaled: Verdict | None = None
+    """Why nothing scales what the policy wants scaled."""
     unexposed: list[Verdict] = field(default_factory=list)
     """Ways in from outside that can't be opened."""

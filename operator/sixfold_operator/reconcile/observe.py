@@ -44,7 +44,14 @@ def observe(
     stable, canary = effective_inputs(decided.state, decided.view)
 
     def of(arm: ArmInputs) -> Effective:
-        return effective(spec, arm.target, served.unsupported, tuned=arm.tuned, suspended=arm.suspended)
+        return effective(
+            spec,
+            arm.target,
+            served.unsupported,
+            tuned=arm.tuned,
+            suspended=arm.suspended,
+            gateways=_scaled_gateways(spec, deployments[GATEWAY]),
+        )
 
     found = of(stable)
     findings = Findings(
@@ -62,6 +69,13 @@ def observe(
         missing_tasks=served.missing_tasks,
     )
     return findings, served.loads
+
+
+def _scaled_gateways(spec: InferencePolicySpec, gateway: Manifest | None) -> int | None:
+    """How many gateways an autoscaler wants; None where the spec says it."""
+    if spec.gateway.autoscaling is None or gateway is None:
+        return None
+    return max(1, int(gateway["spec"].get("replicas", 1)))
 
 
 def _canary(spec: InferencePolicySpec, decided: Decided, found: Effective) -> CanaryConfig | None:

@@ -26,6 +26,7 @@ _FATAL_WAITS = {
 
 
 S = TypeVar("S", bound=StatusModel)
+ASLEEP = "Asleep"
 
 
 class Verdict(NamedTuple):
@@ -95,9 +96,15 @@ def one_word(text: Any, otherwise: str) -> str:
 
 
 def judge_deployment(
-    component: str, deployment: Manifest | None, pods: Sequence[Manifest], states: Mapping[str, PodState]
+    component: str,
+    deployment: Manifest | None,
+    pods: Sequence[Manifest],
+    states: Mapping[str, PodState],
+    *,
+    may_sleep: bool = False,
 ) -> Verdict:
-    """Whether every replica of the newest template is ready. Old pods that still answer don't count."""
+    """Whether every replica of the newest template is ready. Old pods that still answer don't count, and no pods are
+    right where they `may_sleep`."""
     if deployment is None:
         return Verdict(False, "NotCreated", f"{component}: the Deployment doesn't exist yet")
     replicas = deployment["spec"].get("replicas", 1)
@@ -105,6 +112,8 @@ def judge_deployment(
     seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     exist, updated = status.get("replicas", 0), status.get("updatedReplicas", 0)
     available = status.get("availableReplicas", 0)
+    if seen and replicas == 0 and exist == 0 and may_sleep:
+        return Verdict(True, ASLEEP, f"{component}: asleep until the next request")
     if seen and replicas == 0 and exist == 0:
         return Verdict(False, "ScaledToZero", f"{component}: scaled to zero replicas, so nothing answers")
     if seen and updated == exist == replicas and available >= replicas:

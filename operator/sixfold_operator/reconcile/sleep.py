@@ -15,7 +15,9 @@ ASLEEP_LOOK_SECONDS = 1.0
 LONGEST_LOOK_SECONDS = 30.0
 
 
-def wanted_replicas(autoscaling: EngineAutoscalingSpec, replicas: int, gateways: int, states: Iterable[PodState]) -> int:
+def wanted_replicas(
+    autoscaling: EngineAutoscalingSpec, replicas: int, gateways: int, states: Iterable[PodState]
+) -> int:
     """How many pods there should be; `replicas` where nothing is to be done.
 
     Args:

@@ -25,6 +25,7 @@ ALARMS = (
     "KVReuseDegraded",
     "PartsNotFound",
     "ExposureFailed",
+    "AutoscalingFailed",
     "TasksMissing",
     "EscalationUnused",
     "RolledBack",

@@ -46,7 +46,7 @@ async def isolate(context: Context, findings: Findings) -> None:
         wanted = [network_policy(policy, part, spec, context.settings) for part in parts]
     for manifest in wanted:
         await attempt(findings, context.children.ensure(manifest))
-    await _remove_others(context, findings, NETWORK_POLICY_KIND, wanted)
+    await remove_others(context, findings, NETWORK_POLICY_KIND, wanted)
 
 
 async def surround(context: Context, findings: Findings) -> None:
@@ -59,7 +59,7 @@ async def surround(context: Context, findings: Findings) -> None:
     ]
     for manifest in budgets:
         await attempt(findings, context.children.ensure(manifest))
-    await _remove_others(context, findings, BUDGET_KIND, budgets)
+    await remove_others(context, findings, BUDGET_KIND, budgets)
     ways: dict[str, list[Manifest]] = {INGRESS_KIND: [], ROUTE_KIND: []}
     if gateway.ingress is not None:
         ways[INGRESS_KIND] = [ingress(policy, gateway, gateway.ingress, context.settings.ingress_annotations)]
@@ -68,7 +68,7 @@ async def surround(context: Context, findings: Findings) -> None:
     for kind, wanted in ways.items():
         for manifest in wanted:
             await _expose(context, findings, manifest)
-        await _remove_others(context, findings, kind, wanted)
+        await remove_others(context, findings, kind, wanted)
 
 
 async def _expose(context: Context, findings: Findings, manifest: Manifest) -> None:
@@ -85,7 +85,7 @@ async def _expose(context: Context, findings: Findings, manifest: Manifest) -> N
         findings.unexposed.append(Verdict(False, reason, f"{manifest['kind']}: {message}"))
 
 
-async def _remove_others(context: Context, findings: Findings, kind: str, wanted: Collection[Manifest]) -> None:
+async def remove_others(context: Context, findings: Findings, kind: str, wanted: Collection[Manifest]) -> None:
     """Children of a kind that were once asked for."""
     metadata = findings.policy["metadata"]
     kept = {manifest["metadata"]["name"] for manifest in wanted}
