@@ -13,11 +13,13 @@ from sixfold_api.names import ENGINE
 from sixfold_api.policy import EngineStatus, InferencePolicyStatus, ModeStatus
 from sixfold_operator.builders.common import selector
 from sixfold_operator.builders.workload import components
+from sixfold_operator.control.ramp import UNSUPPORTED
 from sixfold_operator.control.view import remembered
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.loop_conditions import loop_conditions, rolled_back, signals_unknown, ticket_open
 from sixfold_operator.reconcile.policy_weights import draft_shortened, full_weights, slices_failed, weights_failed
-from sixfold_operator.reconcile.rollout import Verdict, judge_deployment, last_status
+from sixfold_operator.reconcile.rollout import ASLEEP, Verdict, judge_deployment, last_status
+from sixfold_operator.reconcile.scaling import load_of
 from sixfold_operator.reconcile.status_writer import ALARMS, Note, transition_notes
 from sixfold_operator.reconcile.surroundings import exposure_failed
 
@@ -32,9 +34,12 @@ def workload_verdict(findings: Findings) -> Verdict:
     verdicts = []
     for component in sorted(components(findings.spec), key=lambda name: name != ENGINE):
         deployment = findings.deployments.get(component)
-        verdicts.append(judge_deployment(component, deployment, findings.pods.get(component, ()), findings.states))
+        load, pods = load_of(findings.spec, component), findings.pods.get(component, ())
+        may_sleep = load is not None and load.may_sleep
+        verdicts.append(judge_deployment(component, deployment, pods, findings.states, may_sleep=may_sleep))
     worst = next((verdict for verdict in verdicts if not verdict.ok), None)
-    return worst or Verdict(True, "Ready", "; ".join(verdict.message for verdict in verdicts))
+    reason = ASLEEP if any(verdict.reason == ASLEEP for verdict in verdicts) else "Ready"
+    return worst or Verdict(True, reason, "; ".join(verdict.message for verdict in verdicts))
 
 
 def build_status(findings: Findings, now: datetime) -> InferencePolicyStatus:
@@ -134,6 +139,7 @@ def _conditions(findings: Findings) -> list[Condition]:
         "KVReuseDegraded": _kv_reuse_degraded(findings),
         "PartsNotFound": parts_not_found(findings),
         "ExposureFailed": exposure_failed(findings),
+        "AutoscalingFailed": findings.unscaled,
         "RolledBack": rolled_back(findings),
         "SignalsUnknown": signals_unknown(findings),
         "TicketOpen": ticket_open(findings),
@@ -181,16 +187,21 @@ def parts_not_found(findings: Findings) -> Verdict | None:
 
 
 def _mode(mode: ModeStatus, findings: Findings) -> ModeStatus:
-    """A mode that is on but that a pod can't run is unsupported, in the pod's words; one on trial is a canary."""
-    canary = findings.canary
-    if canary is not None and mode.state is not ModeState.ACTIVE and canary.config.is_active(mode.name):
-        return ModeStatus(name=mode.name, state=ModeState.CANARY, reason=f"on for {canary.percent} % of the requests")
-    if mode.state is not ModeState.ACTIVE:
-        return mode
-    for state in findings.states.values():
+    """A mode that is on, for all or on trial, but that a pod can't run is unsupported, in the pod's words; so it stays
+    where its trial ended because of that."""
+    canary, is_on = findings.canary, mode.state is ModeState.ACTIVE
+    is_tried = not is_on and canary is not None and canary.config.is_active(mode.name)
+    for state in findings.states.values() if is_on or is_tried else ():
         if mode.name in state.unsupported:
             reason = f"pod {state.pod}: {state.unsupported[mode.name]}"[:256]
             return ModeStatus(name=mode.name, state=ModeState.UNSUPPORTED, reason=reason)
+    if is_tried and canary is not None:
+        return ModeStatus(name=mode.name, state=ModeState.CANARY, reason=f"on for {canary.percent} % of the requests")
+    suspended = {entry.mode: entry.reason for entry in findings.decided.state.suspended}
+    if mode.state is ModeState.SUSPENDED and suspended.get(mode.name) == UNSUPPORTED:
+        before = last_status(InferencePolicyStatus, findings.policy).modes
+        told = (known for known in before if known.name is mode.name and known.state is ModeState.UNSUPPORTED)
+        return next(told, mode)
     return mode
 
 

@@ -18,8 +18,8 @@ from sixfold_operator.reconcile.sleep import look_seconds, wanted_replicas
 from sixfold_operator.reconcile.surroundings import attempt, remove_others
 
 KEDA_MISSING = (
-    "this cluster doesn't serve ScaledObject of keda.sh/v1alpha1, so the number of pods stays as it is: install KEDA, or"
-    " set autoscaling.scaler to HPA or Auto. It is looked for again by itself"
+    "this cluster doesn't serve ScaledObject of keda.sh/v1alpha1, so the number of pods stays as it is: install KEDA,"
+    " or set autoscaling.scaler to HPA or Auto. It is looked for again by itself"
 )
 log = logging.getLogger(__name__)
 
