@@ -350,22 +350,3 @@ def test_the_order_of_slices_is_no_change(api, kubectl) -> None:
             assert api.patch(VARIANT, "sliced", {"spec": {"slices": slices}}).accepted is accepted
     finally:
         api.delete(VARIANT, "sliced")
-
-
-def manifests() -> list[Path]:
-    """What Kubernetes takes: models are folders, and a workflow of a build server has a test of its own."""
-    folder, others = ROOT / "examples", {"models", "ci"}
-    return sorted(path for path in folder.rglob("*.yaml") if not others & set(path.relative_to(folder).parts))
-
-
-@pytest.mark.parametrize("path", manifests(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_examples_apply(kubectl, path: Path) -> None:
-    assert kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(path))
-    for document in yaml.safe_load_all(path.read_text()):
-        for kind in KINDS:
-            if document and document["kind"] == kind.kind:
-                kind.spec.model_validate(document["spec"])
-
-
-def test_there_are_examples() -> None:
-    assert manifests()
