@@ -58,7 +58,10 @@ class Traffic:
         return [outcome for outcome in self.outcomes if outcome.error]
 
     async def _client(self, index: int) -> None:
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=60) as http:
+        # As every client of OpenAI's: what never reached a server is sent again.
+        transport = httpx.AsyncHTTPTransport(retries=5)
+        timeout = httpx.Timeout(60, connect=1)
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=timeout, transport=transport) as http:
             turn = index
             while not self._stopping:
                 self.outcomes.append(

@@ -1,4 +1,4 @@
-"""One command for the cluster of demo and tests: up | images | models-volume | forget-models | status | down."""
+"""One command for the cluster of demo and tests: up | images | models-volume | status | down and more."""
 
 import json
 import sys
@@ -52,6 +52,12 @@ def down() -> None:
         with step("deleting the kind cluster"):
             target.kind_down()
     CHOICE.unlink(missing_ok=True)
+
+
+@app.command()
+def restart_apiserver() -> None:
+    """End the embedded node's kube-apiserver and start it again."""
+    node.restart_apiserver()
 
 
 @app.command()

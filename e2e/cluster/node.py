@@ -61,6 +61,17 @@ def down(quiet: bool = False) -> None:
         KUBECONFIG.unlink(missing_ok=True)
 
 
+def restart_apiserver() -> None:
+    """End kube-apiserver and start it again: same address, same data. Raises HarnessError when the node doesn't run."""
+    programs = binaries.ensure()
+    if not _daemon("kube-apiserver").running():
+        raise HarnessError("the embedded node doesn't run")
+    with step("restarting kube-apiserver"):
+        plane = _control_plane(programs)
+        plane.apiserver.stop()
+        plane.start()
+
+
 def ctr(*arguments: str | Path) -> str:
     """Run containerd's own client at this node's containerd."""
     return run(*ctr_command(*arguments))

@@ -153,12 +153,13 @@ def test_a_namespace_goes_while_the_operator_is_away(cluster: Cluster) -> None:
     name = "journeys-leaving"
     cluster.kubectl("create", "namespace", name)
     cluster.apply(name, variant("chat", "pvc://models/chat"))
-    operator = f"deployment/{cluster.list(SYSTEM_NAMESPACE, 'deployments')[0]['metadata']['name']}"
+    (deployment,) = cluster.list(SYSTEM_NAMESPACE, "deployments", "app.kubernetes.io/component=operator")
+    operator, replicas = f"deployment/{deployment['metadata']['name']}", deployment["spec"]["replicas"]
     cluster.kubectl("scale", "-n", SYSTEM_NAMESPACE, operator, "--replicas=0")
     try:
         cluster.kubectl("delete", "namespace", name, "--timeout=60s")
     finally:
-        cluster.kubectl("scale", "-n", SYSTEM_NAMESPACE, operator, "--replicas=1")
+        cluster.kubectl("scale", "-n", SYSTEM_NAMESPACE, operator, f"--replicas={replicas}")
         cluster.kubectl("rollout", "status", "-n", SYSTEM_NAMESPACE, operator, "--timeout=120s")
 
 
