@@ -185,8 +185,8 @@ def small_claim(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Pa
 def test_a_disk_that_fills_up_in_a_job(cluster: Cluster, namespace: str, small_claim: Path) -> None:
     """The variant says so and serves nothing half-written; with room, deleting the Job makes it try again."""
     spec = {
-        "task": "Classification",
-        "source": {"variantRef": {"name": "film-sentiment"}},
+        "task": "Generation",
+        "source": {"variantRef": {"name": "chat"}},
         "precision": {"scheme": "INT8"},
         "evaluation": {"uri": "pvc://models/text/heldout.jsonl"},
         "artifact": {"claimName": "small"},
