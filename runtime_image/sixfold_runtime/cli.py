@@ -67,7 +67,6 @@ def serve(
     from sixfold_runtime.serve import ServeError
     from sixfold_runtime.serve import serve as run
 
-    setup_logging()
     given = {
         "host": host or ("127.0.0.1" if files else None),
         "engine_port" if role is Role.ENGINE else "gateway_port": port,
@@ -78,6 +77,7 @@ def serve(
     }
     try:
         settings = _settings({name: value for name, value in given.items() if value is not None})
+        setup_logging(settings.log_level)
         if files:
             from sixfold_runtime.local import load
 

@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
-def setup_logging(level: int = logging.INFO) -> None:
+def setup_logging(level: str = "INFO") -> None:
     """All loggers of the process write JSON lines to stdout; the access log of uvicorn is off, ours says more."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -44,3 +44,5 @@ class RuntimeSettings(BaseSettings):
     """auto takes CUDA where a device is there, else the CPU."""
     drain_seconds: float = DRAIN_SECONDS
     """How long running requests may finish after SIGTERM."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is logged."""
