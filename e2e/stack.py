@@ -252,17 +252,26 @@ def wait_until(what: str, check: Callable[[], Any], timeout_seconds: float = 180
         time.sleep(interval_seconds)
 
 
+def is_ready(cluster: Cluster, namespace: str, policy: str) -> bool:
+    """Whether the policy is Ready for its present generation, with the image that was installed last: an operator that
+    has just been upgraded may not have looked at it yet."""
+    document = cluster.get(namespace, "ipol", policy)
+    seen = condition(document, "Ready")
+    if document is None or seen["status"] != "True":
+        return False
+    images = {
+        container["image"]
+        for deployment in cluster.list(namespace, "deployments", f"sixfold.dev/policy={policy}")
+        for container in deployment["spec"]["template"]["spec"]["containers"]
+    }
+    return seen.get("observedGeneration") == document["metadata"]["generation"] and images == {image_of("runtime")}
+
+
 def wait_ready(cluster: Cluster, namespace: str, policy: str, timeout_seconds: float = 900) -> None:
-    """Wait until the policy is Ready for its present generation."""
+    """Wait until the policy is_ready."""
 
     def ready() -> bool:
-        document = cluster.get(namespace, "ipol", policy)
-        seen = condition(document, "Ready")
-        return (
-            document is not None
-            and seen["status"] == "True"
-            and seen.get("observedGeneration") == document["metadata"]["generation"]
-        )
+        return is_ready(cluster, namespace, policy)
 
     try:
         wait_until(f"{policy} is Ready", ready, timeout_seconds)

@@ -27,6 +27,7 @@ from stack import (
     bring_up,
     condition,
     fill_models_claim,
+    is_ready,
     model_folders,
     wait_until,
 )
@@ -81,7 +82,7 @@ def apply_examples(cluster: Cluster) -> None:
             if words != said and now["status"] != "Absent":
                 said = words
                 status.console.print(f"  {words}")
-            return bool(now["status"] == "True")
+            return is_ready(cluster, NAMESPACE, POLICY)
 
         wait_until("the policy is Ready", ready, timeout_seconds=900)
     typed(f"kubectl get sixfold -n {NAMESPACE}")
