@@ -74,7 +74,7 @@ models: .venv/.synced ## build the example models that are not committed
 images: .venv/.synced ## build both images and bring them into the cluster
 	@$(RUN) e2e/cluster/cluster.py images
 
-bench: .venv/.synced ## make bench B=<name>: product and peer side by side (QUICK=1 for a minute)
+bench: .venv/.synced ## product and peer side by side: B=<name>, or all and one table (QUICK=1 for a minute each)
 	@$(RUN) e2e/bench/bench.py $(B)
 
 gpu-check: .venv/.synced ## the CUDA paths and a short bench, on a machine with a GPU: one JSON line at the end

@@ -1,5 +1,7 @@
 """`make bench B=<name>`: run a benchmark, print what it measured, and as the last line one JSON object.
 
+Without B all of them run, with several names these, and together.py writes one table and one plot.
+
 Each sibling module named in BENCHES has `run(quick: bool) -> dict`, with at least `ratio` (product over peer, more is
 better) and `goal`. The exit code is 0 if it ran, whether or not the goal holds. QUICK=1 takes about a minute.
 """
@@ -29,14 +31,18 @@ BENCHES = {
 
 
 def main() -> int:
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name not in BENCHES:
-        print(f"usage: make bench B=<name>{f'; there is no {name!r}' if name else ''}", file=sys.stderr)
+    names = sys.argv[1:] or list(BENCHES)
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        print(f"usage: make bench [B=<name>]; there is no {unknown[0]!r}", file=sys.stderr)
         for known, what in BENCHES.items():
             print(f"  {known:<11} {what}", file=sys.stderr)
         return 2
-    result = importlib.import_module(f"bench_{name}").run(quick=bool(os.environ.get("QUICK")))
-    print(json.dumps({"name": name, **result, "holds": result["ratio"] >= result["goal"]}))
+    if len(names) > 1:
+        return importlib.import_module("together").run(names, keep=len(sys.argv) == 1)
+    quick = bool(os.environ.get("QUICK"))
+    result = importlib.import_module(f"bench_{names[0]}").run(quick=quick)
+    print(json.dumps({"name": names[0], "quick": quick, **result, "holds": result["ratio"] >= result["goal"]}))
     return 0
 
 
