@@ -31,6 +31,10 @@ PATHS = {
     "Pod": "/api/v1/{}/pods",
     "PersistentVolumeClaim": "/api/v1/{}/persistentvolumeclaims",
     "Event": "/api/v1/{}/events",
+    "PodDisruptionBudget": "/apis/policy/v1/{}/poddisruptionbudgets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/{}/networkpolicies",
+    "Ingress": "/apis/networking.k8s.io/v1/{}/ingresses",
+    "HTTPRoute": "/apis/gateway.networking.k8s.io/v1/{}/httproutes",
     "HorizontalPodAutoscaler": "/apis/autoscaling/v2/{}/horizontalpodautoscalers",
 }
 
