@@ -111,14 +111,12 @@ def _batching(result: Result) -> Iterator[Row]:
         if isinstance(law, Mapping) and {"modelled", "computed"} <= law.keys() and law is not result.get("packed")
         for found in ((law["modelled"],) if result.get("quick") else (law["modelled"], law["computed"]))
     ]
+    of = "of a heavy-tailed load" + (f", the worst of {len(replays)} replays" if len(replays) > 1 else "")
     peers = {"fixed": "fixed batches of 8", "queue": "a token-budget queue"}
-    for short, peer in peers.items():
-        for percentile in ("p95", "p99"):
-            key = f"{short}_{percentile}"
-            worst = max(over[key] for over in replays)
-            yield share(
-                f"{percentile.upper()} of a heavy-tailed load, the worst of {len(replays)}", peer, worst, goals[key]
-            )
+    for key, most in goals.items():
+        short, _, percentile = key.partition("_")
+        if short in peers:
+            yield share(f"{percentile.upper()} {of}", peers[short], max(over[key] for over in replays), most)
     waste = max(over["padding_waste"] for over in replays)
     yield at_most("padding", "no padding", 100 * waste, 100 * goals["padding_waste"], "%")
 

@@ -70,12 +70,13 @@ def _bar(row: Row, top: float) -> list[str]:
     parts = [
         _text(LEFT - 8, top + 13, f"{row.product} / {row.peer}", "end"),
         f'<rect x="{begin:.1f}" y="{top}" width="{max(end - begin, 1):.1f}" height="{BAR}" rx="3" fill="{colour}"/>',
-        _text(max(end, place(1)) + 8, top + 13, f"{row.ratio:.3g}", "start"),
     ]
     if row.goal_ratio is not None:
         x = place(row.goal_ratio)
+        end = max(end, x)
         line = f'x1="{x:.1f}" y1="{top - 2}" x2="{x:.1f}" y2="{top + BAR + 2}"'
         parts.append(f'<line {line} stroke="#1a202c" stroke-width="2"/>')
+    parts.append(_text(end + 8, top + 13, f"{row.ratio:.3g}", "start"))
     return parts
 
 
