@@ -79,7 +79,11 @@ def missing(found: Iterator[tuple[str, str]]) -> dict[str, str]:
 def test_every_condition_reason_and_decision_of_the_operator_is_on_the_page(folder: str) -> None:
     """Any PascalCase word in the modules that judge and decide may become one: those that can't stand in NO_REASONS."""
     found = strings(ROOT / "operator" / "sixfold_operator" / folder)
-    reasons = ((word, where) for word, where in found if re.fullmatch(r"([A-Z]+[a-z0-9]+){2,}|[A-Z][a-z]{2,}[0-9]?", word))
+    reasons = (
+        (word, where)
+        for word, where in found
+        if re.fullmatch(r"([A-Z]+[a-z0-9]+){2,}|[A-Z]{2,}[a-z]{3,}|[A-Z][a-z]{2,}[0-9]?", word)
+    )
     left = missing((word, where) for word, where in reasons if word not in NO_REASONS)
     assert not left, f"say in {PAGE.name} what these mean and what to do, or add them to NO_REASONS: {left}"
 
