@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sixfold_runtime.report.model import Figures
+from sixfold_runtime.report.words import hours, money, percent
 
-WASTED_LIMIT, IDLE_UTILISATION = 0.65, 0.3
+WORTH_SAYING, IDLE_UTILISATION, UNUSED_ROOM = 0.1, 0.3, 0.5
 _CAUSES = {
     "padding": "batches mix lengths: add batching, or lower maxBatchTokens",
     "rejected_draft": "most drafts are rejected: draft fewer tokens, or name a draft that is closer to the model",
@@ -17,24 +18,36 @@ _CAUSES = {
 
 
 def advice(figures: Figures) -> tuple[str, ...]:
-    """The dearest first."""
-    return tuple(_sentences(figures)) or ("Nothing stands out: the engines do little that nobody needs.",)
+    """The dearest first; what has no price comes last."""
+    found = sorted(_weighed(figures), key=lambda entry: -entry[0])
+    return tuple(text for _, text in found) or ("Nothing stands out: the engines do little that nobody needs.",)
 
 
-def _sentences(figures: Figures) -> Iterator[str]:
+def _weighed(figures: Figures) -> Iterator[tuple[float, str]]:
+    """(money, sentence)."""
+    costs = dict(figures.wasted_cost_by_cause)
     for cause, share in figures.wasted_by_cause:
-        if share >= 0.1 and cause in _CAUSES:
-            yield f"{100 * share:.0f} % of all operations are wasted because {_CAUSES[cause]}."
-    if figures.utilisation is not None and figures.utilisation < IDLE_UTILISATION:
-        money = f", which cost {figures.idle_cost:,.2f}" if figures.idle_cost else ""
+        if share >= WORTH_SAYING and cause in _CAUSES:
+            amount = costs.get(cause, 0.0)
+            worth = f" (about {money(amount)})" if amount else ""
+            yield amount, f"{percent(share)} of all operations{worth} are wasted because {_CAUSES[cause]}."
+    if figures.utilisation is not None and figures.idle_hours and figures.utilisation < IDLE_UTILISATION:
+        amount = figures.idle_cost or 0.0
+        cost = f", which cost {money(amount)}" if amount else ""
         yield (
-            f"Pods that hold models compute {100 * figures.utilisation:.0f} % of the time: {figures.idle_hours:,.1f}"
-            f" pod hours were idle{money}. Fewer or smaller pods would do."
+            amount,
+            f"Pods that hold models compute {percent(figures.utilisation)} of the time: {hours(figures.idle_hours)} of"
+            f" pods were idle{cost}. Fewer or smaller pods would do, or autoscaling with a lower minimum.",
         )
-    below = [level for level in figures.levels if level.level in ("0", "1", "2") and level.requests > 0]
-    top = sum(level.requests for level in figures.levels if level.level == "3")
-    low = sum(level.requests for level in below)
-    if low > top:
-        yield "Most requests ran below level 3: see RolledBack of the policy, or raise rollbackLevel."
-    if figures.failed_share and figures.failed_share > 0.01:
-        yield f"{100 * figures.failed_share:.1f} % of the requests failed: look at the gateway's log by X-Request-ID."
+    below = sum(level.requests for level in figures.levels if level.level in ("0", "1", "2"))
+    if below > sum(level.requests for level in figures.levels if level.level == "3"):
+        yield 0.0, "Most requests ran below level 3: see RolledBack of the policy, or raise rollbackLevel."
+    if figures.failed_share > 0.01:
+        yield 0.0, f"{percent(figures.failed_share)} of the requests failed: look at the gateway's log by X-Request-ID."
+    for room in figures.memory:
+        if room.unused_share >= UNUSED_ROOM:
+            yield (
+                0.0,
+                f"{percent(room.unused_share)} of the memory that {room.variant} reserves for keys and values holds"
+                " nothing: more requests would fit, or a smaller accelerator.",
+            )

@@ -9,15 +9,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from sixfold_api.scalars import duration_seconds
+from sixfold_api.scalars import Duration, duration_seconds
 from sixfold_runtime.report import log_source
 from sixfold_runtime.report import recommend as rules
 from sixfold_runtime.report.analysis import figures
 from sixfold_runtime.report.model import Counted, Figures, ReportError
-from sixfold_runtime.report.page import milliseconds, money, page
+from sixfold_runtime.report.page import page
 from sixfold_runtime.report.prometheus_source import PrometheusSource
+from sixfold_runtime.report.words import milliseconds, money, percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +45,14 @@ def read(question: Question, now: datetime | None = None) -> Counted:
     since = _since(question.since)
     if bool(question.prometheus) == bool(question.logs):
         raise ReportError("say where to read from: either --prometheus URL or --log FILE")
+    if question.logs and (question.namespace or question.policy):
+        raise ReportError("a request log doesn't name the policy: leave out --namespace and --policy, and give its log")
     if question.prometheus:
         source = PrometheusSource(question.prometheus, question.namespace, question.policy)
         counted = source.read(since or timedelta(hours=1), now)
     else:
         counted = log_source.read(question.logs, since, now)
-    if question.cost_per_hour is not None:
-        counted.cost_per_hour = {"engine": question.cost_per_hour}
+    counted.price_elsewhere = question.cost_per_hour
     return counted
 
 
@@ -86,15 +89,11 @@ def recommend(question: Question, name: str, draft: str | None, devices: Path | 
 
 def show(found: Figures, console: Console) -> None:
     """The summary for a terminal."""
-    lines = [f"{found.requests:,.0f} requests from {found.start} to {found.end}"]
-    if found.cost is not None and found.cost_per_request is not None:
-        lines.append(f"cost {money(found.cost)}, {money(1000 * found.cost_per_request)} a thousand requests")
+    lines = [f"from {found.start} to {found.end}:", *found.summary]
     for level in found.levels:
-        saved = level.saved_against_level_0
-        against = "" if saved is None else f", {-100 * saved:+.0f} % against level 0"
+        saved = level.saved_share
+        against = "" if saved is None else f", {percent(abs(saved))} {'less' if saved >= 0 else 'more'} than at level 0"
         lines.append(f"{level.variant} at level {level.level}: {milliseconds(level.engine_ms)} a request{against}")
-    if found.wasted_share is not None:
-        lines.append(f"{100 * found.wasted_share:.0f} % of all operations bought nothing")
     for line in [*lines, *(f"-> {text}" for text in found.advice)]:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
 
@@ -102,7 +101,10 @@ def show(found: Figures, console: Console) -> None:
 def _since(text: str | None) -> timedelta | None:
     if text is None:
         return None
-    seconds = duration_seconds(text)
+    try:
+        seconds = duration_seconds(TypeAdapter(Duration).validate_python(text))
+    except ValidationError as error:
+        raise ReportError(f"--since {text}: that is no time; write it such as 90m, 24h or 1h30m") from error
     if not 60 <= seconds <= 366 * 86400:
         raise ReportError(f"--since {text}: give a time between 1m and 8784h, such as 24h")
     return timedelta(seconds=seconds)

@@ -2,13 +2,82 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sixfold_runtime.report.slots import Slots
 
 SCHEMA_VERSION = 1
+ENGINE, CLASSIFIER = "engine", "classifier"
+UNKNOWN = "unknown"
+"""Length of a prompt that wasn't told."""
 
 
 class ReportError(Exception):
     """Why there is no report, for the person who asked."""
+
+
+class Work(NamedTuple):
+    """What tells requests apart that cost differently. A log doesn't say the policy: it is empty then."""
+
+    policy: str
+    """namespace/name."""
+    variant: str
+    level: str
+    length_bucket: str
+
+
+class Place(NamedTuple):
+    """Pods of one Deployment."""
+
+    policy: str
+    component: str
+    """engine or classifier."""
+
+
+@dataclass
+class Spent:
+    """Of requests whose engine time is known; the parts of a request that another model computed count there."""
+
+    requests: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Held:
+    """Time of pods that hold models."""
+
+    up_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    """In which they computed."""
+
+
+@dataclass
+class Loading:
+    """Of one model's weights."""
+
+    starts: int = 0
+    """Pods that loaded them within the period."""
+    starts_seconds: float = 0.0
+    """Of these together."""
+    longest_seconds: float = 0.0
+
+    def add(self, seconds: float, has_started: bool) -> None:
+        """A pod loaded them; `has_started`: within the period."""
+        if has_started:
+            self.starts_seconds += seconds
+            self.starts += 1
+        self.longest_seconds = max(self.longest_seconds, seconds)
+
+
+@dataclass
+class Room:
+    """For keys and values of running requests, summed over pods; means over the period."""
+
+    reserved_bytes: float = 0.0
+    used_bytes: float = 0.0
+    """The part that holds tokens."""
 
 
 @dataclass
@@ -16,40 +85,46 @@ class Counted:
     """Sums over the period, by what tells them apart. A source leaves out what it doesn't know.
 
     Attributes:
-        requests: (hour of the day in UTC, length bucket, variant) -> requests.
-        by_level: (variant, level) -> requests whose engine time is known.
-        engine_seconds: (variant, level) -> their engine time.
-        by_length: (length bucket, variant) -> (requests, engine seconds).
+        requests: (column of `slots`, length bucket, variant) -> requests.
+        spent: engine time of requests.
+        spread: (policy, variant) -> upper bound of engine seconds -> requests between it and the next lower one; the
+            last bound may be infinite.
+        spread_is_exact: the bounds are so close that quantiles are right to 1 %.
         failed: requests that ended in an error of ours.
-        flops: cause ("" is useful) -> operations.
-        spread: (upper bound of engine seconds, requests up to it), ascending; the last bound may be infinite.
-        exact_seconds: engine time of each request, where a log tells it.
-        modes: names of counters -> values, see analysis.modes.
-        pod_hours: component -> hours of pods that held a model.
-        busy_hours: hours in which they computed.
-        loads: variant -> seconds that loading took.
+        flops: (policy, variant, cause) -> operations; useful ones have the cause "".
+        exits: (variant, depth) -> texts that left a classifier behind that layer.
+        tallies: (counter, value of its label) -> growth; see modes.py for which.
+        pods: (place, column of `slots`) -> time of pods; None where it isn't known.
+        loads: weights -> loading.
+        rooms: weights -> room.
         tasks: variant -> Generation, Classification or TokenClassification.
-        cost_per_hour: component -> cost of a pod; empty where nobody said.
+        prices: what a pod costs an hour, as policies say.
+        price_elsewhere: what one costs where policies don't say.
+        split_policies: those known to have classifier pods of their own.
     """
 
     source: str = ""
     start: str = ""
     end: str = ""
     hours: float = 0.0
-    requests: dict[tuple[int, str, str], float] = field(default_factory=dict)
-    by_level: dict[tuple[str, str], float] = field(default_factory=dict)
-    engine_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    by_length: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    slots: Slots = field(default_factory=Slots)
+    requests: dict[tuple[int, str, str], float] = field(default_factory=lambda: defaultdict(float))
+    spent: dict[Work, Spent] = field(default_factory=lambda: defaultdict(Spent))
+    spread: dict[tuple[str, str], dict[float, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    spread_is_exact: bool = False
     failed: float = 0.0
-    flops: dict[str, float] = field(default_factory=dict)
-    spread: list[tuple[float, float]] = field(default_factory=list)
-    exact_seconds: list[float] = field(default_factory=list)
-    modes: dict[str, float] = field(default_factory=dict)
-    pod_hours: float | None = None
-    busy_hours: float | None = None
-    loads: dict[str, float] = field(default_factory=dict)
+    flops: dict[tuple[str, str, str], float] = field(default_factory=lambda: defaultdict(float))
+    exits: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+    tallies: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    pods: dict[tuple[Place, int], Held] | None = None
+    loads: dict[str, Loading] = field(default_factory=lambda: defaultdict(Loading))
+    rooms: dict[str, Room] = field(default_factory=lambda: defaultdict(Room))
     tasks: dict[str, str] = field(default_factory=dict)
-    cost_per_hour: dict[str, float] = field(default_factory=dict)
+    prices: dict[Place, float] = field(default_factory=dict)
+    price_elsewhere: float | None = None
+    split_policies: set[str] = field(default_factory=set)
     skipped_lines: int = 0
 
 
@@ -57,7 +132,7 @@ class Counted:
 class Cell:
     """One field of the heat map."""
 
-    hour: int
+    column: int
     length_bucket: str
     variant: str
     requests: float
@@ -66,26 +141,111 @@ class Cell:
 
 @dataclass(frozen=True)
 class Quadrant:
-    """Requests of one length on one variant, and what they take."""
+    """Requests of one length on one variant, what they take, and how busy the pods are that serve them."""
 
     length_bucket: str
     variant: str
     share: float
     engine_ms: float | None
     cost_share: float | None
+    utilisation: float | None
 
 
 @dataclass(frozen=True)
 class LevelCost:
-    """Requests of a variant at a rollback level."""
+    """Requests of a variant at a rollback level.
 
+    Attributes:
+        saved_share: of the engine time that requests of the same lengths take at level 0; None where too few ran there.
+        saved: in money, over the requests that could be compared.
+        compared_share: of the requests, those for whose length there is a comparison.
+    """
+
+    policy: str
     variant: str
     level: str
     requests: float
     engine_ms: float
     engine_hours: float
     cost: float | None
-    saved_against_level_0: float | None
+    saved_share: float | None
+    saved: float | None
+    compared_share: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Pods of one kind over the period."""
+
+    policy: str
+    component: str
+    price: float | None
+    pod_hours: float
+    busy_hours: float
+    idle_hours: float
+    cost: float | None
+    idle_cost: float | None
+
+
+@dataclass(frozen=True)
+class ColumnHours:
+    """Pods over one column of time."""
+
+    column: int
+    pod_hours: float
+    busy_hours: float
+    idle_hours: float
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Requests that cost more than `low` and at most `high`; both in engine milliseconds and, where known, money."""
+
+    low_ms: float
+    high_ms: float | None
+    low_cost: float | None
+    high_cost: float | None
+    requests: float
+
+
+@dataclass(frozen=True)
+class CostSpread:
+    """Single requests on pods of one price."""
+
+    variants: tuple[str, ...]
+    price: float | None
+    bins: tuple[Bin, ...]
+    quantiles_ms: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ExitDepth:
+    """Texts that left a classifier behind a layer."""
+
+    variant: str
+    depth: int
+    texts: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of a model's weights: pods that started in the period, what loading took them, and the longest that is known."""
+
+    variant: str
+    starts: int
+    starts_seconds: float
+    longest_seconds: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Room for keys and values, a mean over the period."""
+
+    variant: str
+    reserved_bytes: float
+    used_bytes: float
+    unused_share: float
 
 
 @dataclass(frozen=True)
@@ -101,6 +261,14 @@ class Figures:
     """A report, as JSON has it too.
 
     Money is in the currency of costPerHour, and None where that isn't known. Shares are between 0 and 1.
+
+    Attributes:
+        bill: pods that held models, by the hour; a pod that waits costs as much as one that computes.
+        cost: the engine time of requests.
+        saved, saved_share: against level 0, requests of the same length compared; over the requests that could be.
+        wasted_cost_by_cause: engine time of pods times the share of operations.
+        columns: when each column of time begins, HH:MM in UTC.
+        is_daily: columns are hours of the day.
     """
 
     schema_version: int
@@ -109,20 +277,35 @@ class Figures:
     end: str
     hours: float
     requests: float
-    failed_share: float | None
+    failed_share: float
     engine_hours: float | None
+    bill: float | None
+    bill_per_request: float | None
     cost: float | None
     cost_per_request: float | None
+    saved: float | None
+    saved_share: float | None
     wasted_share: float | None
     wasted_by_cause: tuple[tuple[str, float], ...]
+    wasted_cost_by_cause: tuple[tuple[str, float], ...]
+    columns: tuple[str, ...]
+    column_seconds: int
+    is_daily: bool
     cells: tuple[Cell, ...]
     quadrants: tuple[Quadrant, ...]
     levels: tuple[LevelCost, ...]
     modes: tuple[ModeResult, ...]
-    spread_ms: tuple[tuple[str, float], ...]
+    exits: tuple[ExitDepth, ...]
+    mean_exit_depth: tuple[tuple[str, float], ...]
+    tokens_per_verification: float | None
+    memory: tuple[Memory, ...]
+    spread: tuple[CostSpread, ...]
     utilisation: float | None
     idle_hours: float | None
     idle_cost: float | None
-    loads: tuple[tuple[str, float], ...]
-    missing: tuple[str, ...]
-    advice: tuple[str, ...]
+    capacity: tuple[Capacity, ...]
+    capacity_by_column: tuple[ColumnHours, ...]
+    loads: tuple[Load, ...]
+    missing: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()

@@ -3,158 +3,261 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from sixfold_runtime.report.model import Counted, ReportError
+from sixfold_runtime.report.growth import Counters, Samples
+from sixfold_runtime.report.model import (
+    CLASSIFIER,
+    ENGINE,
+    UNKNOWN,
+    Counted,
+    Held,
+    Place,
+    ReportError,
+    Work,
+)
+from sixfold_runtime.report.modes import TALLIES
+from sixfold_runtime.report.money import CLASSIFICATIONS
+from sixfold_runtime.report.prometheus_api import Labels, PrometheusApi
+from sixfold_runtime.report.slots import Slots
+from sixfold_runtime.report.words import moment
 
-HOUR_SECONDS = 3600
-TIMEOUT_SECONDS = 30
-UNKNOWN = "unknown"
-"""Length of a prompt that wasn't told: Prometheus leaves empty labels out."""
-_GROUPS = {
-    "exited": 'sixfold_exit_request_seconds_count{{{w}exited="true"}}',
-    "exit_texts": "sixfold_exit_request_seconds_count{{{w}}}",
-    "accepted": "sixfold_accepted_tokens_total{{{w}}}",
-    "drafted": "sixfold_draft_tokens_total{{{w}}}",
-    "draft_seconds": "sixfold_draft_seconds_sum{{{w}}}",
-    "verify_seconds": "sixfold_verify_seconds_sum{{{w}}}",
-    "kv_hits": 'sixfold_kv_blocks_total{{{w}result=~"hit_.*"}}',
-    "kv_lookups": 'sixfold_kv_blocks_total{{{w}result!="skipped"}}',
-    "reused_tokens": "sixfold_reused_tokens_total{{{w}}}",
-    "padded": 'sixfold_tokens_total{{{w}kind="padded"}}',
-    "actual": 'sixfold_tokens_total{{{w}kind="actual"}}',
-    "slice_loads": 'sixfold_slice_loads_total{{{w}result="ok"}}',
-    "sent": 'sixfold_stream_bytes_total{{{w}kind="sent"}}',
-    "raw": 'sixfold_stream_bytes_total{{{w}kind="raw"}}',
-    "differ": 'sixfold_shadow_total{{{w}result="differ"}}',
-    "shadowed": 'sixfold_shadow_total{{{w}result=~"agree|differ"}}',
-}
+POINTS = 480
+"""Samples of a series that are asked for at once; a longer period is asked for in pieces."""
+LONGEST_STEP_SECONDS = 1800
+"""Hours of the day must be told apart."""
+LOOKBACK_SECONDS = 300
+"""How far apart scrapes may be; as Prometheus has it."""
+FIRST_SCRAPES_SECONDS = 60
+"""Within which a Prometheus that just began has seen all that was there already."""
+_ENGINE_SECONDS = "sixfold_request_engine_seconds"
 
 
 class PrometheusSource:
     """Reads one Prometheus; raises ReportError with the reason."""
 
     def __init__(self, url: str, namespace: str | None, policy: str | None) -> None:
-        self._url = url.rstrip("/")
-        self._name = _without_password(self._url)
+        self._api = PrometheusApi(url)
+        self._namespace, self._policy = namespace, policy
         labels = (("namespace", namespace), ("policy", policy))
-        self._where = "".join(f'{name}="{_escaped(value)}",' for name, value in labels if value)
+        self._where = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels if value)
 
     def read(self, since: timedelta, now: datetime) -> Counted:
         """What was counted from `since` before `now` on."""
-        seconds = int(since.total_seconds())
+        end = int(now.timestamp())
+        start = end - int(since.total_seconds())
         counted = Counted(
-            source=self._name,
-            start=_text(now - since),
-            end=_text(now),
-            hours=seconds / HOUR_SECONDS,
+            source=self._api.name,
+            start=moment(start),
+            end=moment(end),
+            hours=(end - start) / 3600,
+            slots=Slots.of(start, end),
         )
-        span, w = f"{seconds}s", self._where
-        self._requests(counted, seconds, now)
-        counted.failed = self._one(f'sum(increase(sixfold_requests_total{{{w}outcome="error"}}[{span}]))', now) or 0.0
-        engine = "sixfold_request_engine_seconds"
-        for labels, number in self._by("variant, level", f"{engine}_count", span, now):
-            counted.by_level[labels["variant"], labels["level"]] = number
-        for labels, number in self._by("variant, level", f"{engine}_sum", span, now):
-            counted.engine_seconds[labels["variant"], labels["level"]] = number
-        sums = {
-            (labels.get("length_bucket") or UNKNOWN, labels["variant"]): number
-            for labels, number in self._by("length_bucket, variant", f"{engine}_sum", span, now)
-        }
-        for labels, number in self._by("length_bucket, variant", f"{engine}_count", span, now):
-            key = labels.get("length_bucket") or UNKNOWN, labels["variant"]
-            counted.by_length[key] = number, sums.get(key, 0.0)
-        for labels, number in self._by("cause", "sixfold_flops_total", span, now):
-            counted.flops[labels.get("cause", "")] = number
-        buckets = self._by("le", f"{engine}_bucket", span, now)
-        counted.spread = sorted((float(labels["le"].replace("+Inf", "inf")), number) for labels, number in buckets)
-        for labels, _ in self._by("variant, task", "sixfold_requests_total", span, now):
-            if labels.get("variant") and labels.get("task"):
-                counted.tasks[labels["variant"]] = labels["task"]
-        self._modes(counted, span, now)
-        self._pods(counted, span, now)
-        return counted
+        self._check_names(start, end)
+        return _Reading(self._api, self._where, start, end, counted).all()
 
-    def _requests(self, counted: Counted, seconds: int, now: datetime) -> None:
-        """By hour of the day: one window an hour, back from now."""
-        series = f'sixfold_requests_total{{{self._where}outcome!="refused"}}'
-        for back in range(0, seconds, HOUR_SECONDS):
-            step = min(HOUR_SECONDS, seconds - back)  # the period needn't be of whole hours
-            query = f"sum by (variant, length_bucket) (increase({series}[{step}s]))"
-            moment = now - timedelta(seconds=back)
-            hour = (moment - timedelta(seconds=step / 2)).hour
-            for labels, number in self._ask(query, moment):
-                if labels.get("variant") and number > 0:
-                    key = hour, labels.get("length_bucket") or UNKNOWN, labels["variant"]
-                    counted.requests[key] = counted.requests.get(key, 0.0) + number
-
-    def _modes(self, counted: Counted, span: str, now: datetime) -> None:
-        for name, template in _GROUPS.items():
-            selector = template.format(w=self._where)
-            value = self._one(f"sum(increase({selector}[{span}]))", now)
-            if value is not None:
-                counted.modes[name] = value
-        if "padded" in counted.modes:
-            counted.modes["padding"] = counted.modes["padded"] - counted.modes.get("actual", 0.0)
-
-    def _pods(self, counted: Counted, span: str, now: datetime) -> None:
-        w = self._where
-        pods = f"max by (namespace, policy, instance) (sixfold_model_load_seconds{{{w}}})"
-        minutes = self._one(f"sum(count_over_time({pods}[{span}:1m]))", now)
-        counted.pod_hours = None if minutes is None else minutes / 60
-        busy = self._one(f"sum(increase(sixfold_engine_busy_seconds_total{{{w}}}[{span}]))", now)
-        counted.busy_hours = None if busy is None else busy / HOUR_SECONDS
-        for labels, number in self._ask(
-            f"max by (variant) (max_over_time(sixfold_model_load_seconds{{{w}}}[{span}]))", now
-        ):
-            counted.loads[labels["variant"]] = number
-        for labels, number in self._ask(
-            f"max by (component) (max_over_time(sixfold_cost_per_hour{{{w}}}[{span}]))", now
-        ):
-            counted.cost_per_hour[labels["component"]] = number
-
-    def _by(self, by: str, metric: str, span: str, now: datetime) -> Iterator[tuple[Mapping[str, str], float]]:
-        yield from self._ask(f"sum by ({by}) (increase({metric}{{{self._where}}}[{span}]))", now)
-
-    def _one(self, query: str, now: datetime) -> float | None:
-        return next((number for _, number in self._ask(query, now)), None)
-
-    def _ask(self, query: str, now: datetime) -> list[tuple[Mapping[str, str], float]]:
-        import requests
-        from prometheus_api_client import PrometheusConnect
-        from prometheus_api_client.exceptions import PrometheusApiClientException
-        from urllib3.util.retry import Retry
-
-        try:
-            client = PrometheusConnect(self._url, retry=Retry(total=0), timeout=TIMEOUT_SECONDS)
-            found: list[Any] = client.custom_query(query, {"time": now.timestamp()})
-        except PrometheusApiClientException as error:
-            raise ReportError(f"{self._name} answers: {str(error)[:300]}") from error
-        except (requests.RequestException, ValueError, KeyError) as error:
+    def _check_names(self, start: int, end: int) -> None:
+        """The policies that are asked for are there; an error names those that are."""
+        known = self._api.now(f"group by (namespace, policy) (present_over_time(sixfold_level[{end - start}s]))", end)
+        names = sorted(_policy(labels) for labels, _ in known)
+        wanted = [
+            name
+            for name in names
+            if (not self._namespace or name.split("/")[0] == self._namespace)
+            and (not self._policy or name.split("/")[1] == self._policy)
+        ]
+        if wanted:
+            return
+        period = f"from {moment(start)} to {moment(end)}"
+        if not names:
             raise ReportError(
-                f"{self._name} can't be asked: is it the address of a Prometheus? ({_reason(error)})"
-            ) from error
-        rows = [(entry["metric"], float(entry["value"][1])) for entry in found]
-        return [(labels, number) for labels, number in rows if math.isfinite(number)]
+                f"{self._api.name} has no series of Sixfold {period}: does it scrape the pods of policies? The chart"
+                " brings a Prometheus with prometheus.enabled, and a PodMonitor with podMonitor.enabled"
+            )
+        asked = "/".join(name for name in (self._namespace, self._policy) if name)
+        raise ReportError(
+            f"{self._api.name} knows no policy {asked} {period}; it knows {', '.join(names[:10])}"
+            + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+        )
+
+
+@dataclass
+class _Pod:
+    policy: str
+    component: str
+    """What the label says; empty without one."""
+    variants: set[str] = field(default_factory=set)
+    moments: set[float] = field(default_factory=set)
+    """At which it was there."""
+
+
+class _Reading:
+    """One period of one Prometheus."""
+
+    def __init__(self, api: PrometheusApi, where: str, start: int, end: int, counted: Counted) -> None:
+        self._api, self._where, self._counted = api, where, counted
+        self._step = min(LONGEST_STEP_SECONDS, max(1, math.ceil((end - start) / POINTS)))
+        # The last sample is to be the newest one: what remains of a step is added before the period.
+        self._start, self._end = end - math.ceil((end - start) / self._step) * self._step, end
+        self._window = f"{max(self._step, LOOKBACK_SECONDS)}s"
+        self._known_from = self._recorded_from()
+
+    def all(self) -> Counted:
+        self._prices()
+        self._requests()
+        self._engine_seconds()
+        self._operations()
+        self._tallies()
+        self._pods()
+        self._rooms()
+        return self._counted
+
+    def _recorded_from(self) -> float:
+        """Until when series that appear were there already: what a Prometheus sees first, when it begins within the
+        period, may have run for days."""
+        first = next((samples[0][0] for _, samples in self._over("count(up)") if samples), self._start)
+        return self._start if first <= self._start else first + FIRST_SCRAPES_SECONDS
+
+    def _prices(self) -> None:
+        newest = f"last_over_time({self._of('sixfold_cost_per_hour')}[{self._end - self._start}s])"
+        for labels, value in self._api.now(f"max by (namespace, policy, component) ({newest})", self._end):
+            self._counted.prices[Place(_policy(labels), labels.get("component", ENGINE))] = value
+
+    def _requests(self) -> None:
+        counted = self._counted
+        for labels, grown in self._grown('sixfold_requests_total{outcome!~"refused|limited"}'):
+            variant, bucket = labels.get("variant"), labels.get("length_bucket") or UNKNOWN
+            if not variant:
+                continue
+            if labels.get("task"):
+                counted.tasks[variant] = labels["task"]
+            for at, number in grown:
+                counted.requests[counted.slots.column(at), bucket, variant] += number
+            if labels.get("outcome") == "error":
+                counted.failed += _sum(grown)
+
+    def _engine_seconds(self) -> None:
+        counted = self._counted
+        for labels, grown in self._grown(f"{_ENGINE_SECONDS}_sum"):
+            counted.spent[_work(labels)].seconds += _sum(grown)
+            counted.tasks.setdefault(labels["variant"], labels.get("task", ""))
+        for labels, grown in self._grown(f"{_ENGINE_SECONDS}_count"):
+            counted.spent[_work(labels)].requests += _sum(grown)
+        counted.spent = {work: spent for work, spent in counted.spent.items() if spent.requests > 0}
+        cumulative: dict[tuple[str, str], dict[float, float]] = {}
+        for labels, grown in self._grown(f"{_ENGINE_SECONDS}_bucket"):
+            bounds = cumulative.setdefault((_policy(labels), labels["variant"]), {})
+            bound = float(labels["le"])
+            bounds[bound] = bounds.get(bound, 0.0) + _sum(grown)
+        for key, bounds in cumulative.items():
+            below = 0.0
+            for bound in sorted(bounds):
+                counted.spread[key][bound] = max(0.0, bounds[bound] - below)
+                below = max(below, bounds[bound])
+
+    def _operations(self) -> None:
+        for labels, grown in self._grown("sixfold_flops_total"):
+            self._counted.flops[_policy(labels), labels["variant"], labels.get("cause", "")] += _sum(grown)
+        for labels, grown in self._grown("sixfold_exit_total"):
+            if labels.get("depth", "").isdigit():
+                self._counted.exits[labels["variant"], int(labels["depth"])] += _sum(grown)
+
+    def _tallies(self) -> None:
+        for counter, label in TALLIES.items():
+            for labels, grown in self._grown(counter):
+                self._counted.tallies[counter, labels.get(label, "")] += _sum(grown)
+
+    def _pods(self) -> None:
+        """Hours of pods that hold models, and those in which they computed."""
+        counted, pods = self._counted, self._found_pods()
+        if not pods:
+            return
+        places = {name: self._place(pod) for name, pod in pods.items()}
+        counted.split_policies = {place.policy for place in places.values() if place.component == CLASSIFIER}
+        held = counted.pods = defaultdict(Held)
+        for name, pod in pods.items():
+            for at in pod.moments:
+                held[places[name], counted.slots.column(at - self._step / 2)].up_seconds += self._step
+        for labels, grown in self._grown("sixfold_engine_busy_seconds_total"):
+            if (name := _pod_name(labels)) in places:
+                for at, seconds in grown:
+                    held[places[name], counted.slots.column(at)].busy_seconds += seconds
+
+    def _found_pods(self) -> dict[str, _Pod]:
+        """Pods that held models in the period; counts the loads of those that started."""
+        pods: dict[str, _Pod] = {}
+        loads: dict[tuple[str, str], tuple[float, float]] = {}
+        for labels, samples in self._over(self._of("sixfold_model_load_seconds")):
+            name, variant = _pod_name(labels), labels["variant"]
+            pod = pods.setdefault(name, _Pod(_policy(labels), labels.get("component", "")))
+            pod.variants.add(variant)
+            pod.moments.update(at for at, _ in samples if at > self._start)
+            if samples:
+                loads[name, variant] = loads.get((name, variant), samples[0])[0], samples[-1][1]
+        for (_, variant), (begun, seconds) in loads.items():
+            self._counted.loads[variant].add(seconds, has_started=begun > self._known_from)
+        return pods
+
+    def _place(self, pod: _Pod) -> Place:
+        """Whose pod it is: by the label that the chart adds; without it, by what it holds."""
+        tasks = self._counted.tasks
+        if pod.component in (ENGINE, CLASSIFIER):
+            return Place(pod.policy, pod.component)
+        has_price = Place(pod.policy, CLASSIFIER) in self._counted.prices
+        only_classifies = all(tasks.get(name) in CLASSIFICATIONS for name in pod.variants)
+        return Place(pod.policy, CLASSIFIER if has_price and only_classifies else ENGINE)
+
+    def _rooms(self) -> None:
+        points = (self._end - self._start) / self._step
+        for labels, samples in self._over(self._of('sixfold_memory_bytes{kind=~"reserved|used"}')):
+            mean = sum(value for at, value in samples if at > self._start) / points  # 0 while a pod isn't there
+            room = self._counted.rooms[labels["variant"]]
+            if labels["kind"] == "reserved":
+                room.reserved_bytes += mean
+            else:
+                room.used_bytes += mean
+
+    def _grown(self, selector: str) -> Iterator[tuple[Labels, list[tuple[float, float]]]]:
+        """Series of a counter, and when they grew by how much: the middle of the step in which they did."""
+        counters = Counters(self._known_from)
+        for labels, samples in self._over(f"last_over_time({self._of(selector)}[{self._window}])"):
+            grown = counters.grown(tuple(sorted(labels.items())), samples)
+            if grown:
+                yield labels, [(at - self._step / 2, number) for at, number in grown]
+
+    def _over(self, query: str) -> Iterator[tuple[Labels, Samples]]:
+        """All series, in pieces of the period, one behind the other; the first piece has the period's start too."""
+        piece = POINTS * self._step
+        for first in range(self._start, self._end, piece):
+            begin = first if first == self._start else first + self._step
+            end = min(first + piece, self._end)
+            if begin <= end:
+                yield from self._api.over(query, begin, end, self._step)
+
+    def _of(self, selector: str) -> str:
+        """`name` or `name{matchers}`, of the policies that are asked for only."""
+        name, _, matchers = selector.rstrip("}").partition("{")
+        return f"{name}{{{','.join(part for part in (self._where, matchers) if part)}}}"
+
+
+def _work(labels: Labels) -> Work:
+    return Work(_policy(labels), labels["variant"], labels.get("level", ""), labels.get("length_bucket") or UNKNOWN)
+
+
+def _policy(labels: Labels) -> str:
+    return f"{labels.get('namespace', '')}/{labels.get('policy', '')}"
+
+
+def _pod_name(labels: Labels) -> str:
+    return f"{_policy(labels)}/{labels.get('pod') or labels.get('instance', '')}"
+
+
+def _sum(grown: list[tuple[float, float]]) -> float:
+    return sum(number for _, number in grown)
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _without_password(url: str) -> str:
-    """For the page and for messages, which others read."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong; a failed connection's own words repeat the address."""
-    return type(error).__name__ if "@" in str(error) else str(error)
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
