@@ -201,7 +201,9 @@ class ControlPlane:
 
 
 @contextmanager
-def temporary_control_plane() -> Iterator[ControlPlane]:
+def temporary_control_plane(
+    *extra_flags: str, users: Mapping[str, tuple[str, str]] | None = None
+) -> Iterator[ControlPlane]:
     """A fresh control plane on random loopback ports, gone with its data at the end (or with this process).
 
     No controllers run, so nothing creates service accounts: pods are admitted without one.
@@ -211,7 +213,12 @@ def temporary_control_plane() -> Iterator[ControlPlane]:
         control_plane = ControlPlane(
             Path(folder),
             programs,
-            extra_flags=("--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount"),
+            users=users,
+            extra_flags=(
+                "--endpoint-reconciler-type=none",
+                "--disable-admission-plugins=ServiceAccount",
+                *extra_flags,
+            ),
             die_with_parent=True,
         )
         try:
