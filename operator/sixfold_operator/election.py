@@ -27,10 +27,10 @@ class Record:
     """A Lease as it was read.
 
     Attributes:
-        holder: who holds it; empty after a release.
+        holder: who holds it; empty after a release, and before anyone ever took it.
         duration_seconds: how long after its last change others must wait.
         transitions: how often the holder changed.
-        acquired: when the holder took it, as the Lease writes it.
+        acquired: when the holder took or released it, as the Lease writes it; empty before anyone ever took it.
         version: the object's resource version: no two versions of a Lease have the same.
     """
 
@@ -39,6 +39,10 @@ class Record:
     transitions: int
     acquired: str
     version: str
+
+    @property
+    def is_released(self) -> bool:
+        return not self.holder and bool(self.acquired)
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,16 @@ class View:
 def decide(view: View, identity: str, duration_seconds: float, now: float) -> Decision:
     """What to do now.
 
-    A Lease that isn't there is waited for as for one that somebody holds: it was deleted under its holder, or an
-    operator of a version without leases is just being replaced. One with the own name was left by an earlier process
-    of the same pod, which is dead.
+    A Lease that isn't there, or that nobody ever took, is waited for as for one that somebody holds: it was deleted
+    under its holder, or an operator of a version without leases is just being replaced. One with the own name was left
+    by an earlier process of the same pod, which is dead.
     """
     if view.held_until is not None:
         is_taken = view.record is not None and view.record.holder != identity
         if is_taken or not view.may_act(now):
             return Decision.STEP_DOWN
         return Decision.RENEW if now >= _due(view, duration_seconds) else Decision.WAIT
-    if view.record is not None and view.record.holder in ("", identity):
+    if view.record is not None and (view.record.holder == identity or view.record.is_released):
         return Decision.ACQUIRE
     return Decision.ACQUIRE if now >= _due(view, duration_seconds) else Decision.WAIT
 

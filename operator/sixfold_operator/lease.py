@@ -37,6 +37,7 @@ class Election:
         self._kube, self._place, self._identity = kube, place, identity
         self._duration_seconds, self._monotonic = duration_seconds, monotonic
         self._view = View(since=monotonic())
+        self._is_heard = True
 
     def leads(self) -> bool:
         """Whether this process may act at this moment."""
@@ -81,7 +82,7 @@ class Election:
                 log.info("the Lease is released")
                 return
             except (ApiError, TimeoutError) as error:
-                log.warning("the Lease can't be released, else it runs out: %s", error or "no answer in time")
+                log.warning("the Lease can't be released, else it runs out: %s", str(error) or "no answer in time")
 
     def _decide(self) -> Decision:
         return decide(self._view, self._identity, self._duration_seconds, self._monotonic())
@@ -92,8 +93,9 @@ class Election:
             async with asyncio.timeout(self._patience_seconds()):
                 found = await self._kube.get("Lease", *self._place)
         except (ApiError, TimeoutError) as error:
-            log.warning("the Lease can't be read: %s", error or "no answer in time")
+            self._complain("read", error)
             return
+        self._is_heard = True
         self._view = self._view.seen(None if found is None else self._record(found), self._monotonic())
 
     async def _write(self) -> bool:
@@ -103,7 +105,7 @@ class Election:
             record = await self._put(self._identity, self._duration_seconds)
         except (ApiError, TimeoutError) as error:
             if not isinstance(error, ApiError) or error.status != 409:
-                log.warning("the Lease can't be written: %s", error or "no answer in time")
+                self._complain("written", error)
             return False
         self._view = self._view.wrote(record, sent, self._duration_seconds)
         return True
@@ -128,6 +130,12 @@ class Election:
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         async with asyncio.timeout(self._patience_seconds()):
             return self._record(await self._kube.put(lease))
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Once an outage."""
+        level = logging.WARNING if self._is_heard else logging.DEBUG
+        log.log(level, "the Lease can't be %s: %s", what, str(error) or "no answer in time")
+        self._is_heard = False
 
     def _patience_seconds(self) -> float:
         """How long to wait for an answer: a holder must have decided by its deadline."""

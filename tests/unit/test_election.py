@@ -18,7 +18,7 @@ DURATION = 10.0
 
 
 def held(by: str, version: str = "1", duration_seconds: float = DURATION) -> Record:
-    return Record(by, duration_seconds, 0, "", version)
+    return Record(by, duration_seconds, 0, "2030-01-01T00:00:00.000000Z", version)
 
 
 @dataclass
@@ -169,6 +169,7 @@ def test_when_the_leader_dies_another_one_leads_in_time(
         (View(since=-9.5), Decision.WAIT, 0.5),
         (View(since=-DURATION), Decision.ACQUIRE, 0.0),
         (View(since=0.0, record=held("")), Decision.ACQUIRE, None),
+        (View(since=0.0, record=replace(held(""), acquired="")), Decision.WAIT, LOOK * DURATION),
         (View(since=0.0, record=held("me")), Decision.ACQUIRE, None),
         (View(since=0.0, record=held("other")), Decision.WAIT, LOOK * DURATION),
         (View(since=-20.0, record=held("other", duration_seconds=30.0)), Decision.WAIT, LOOK * DURATION),
