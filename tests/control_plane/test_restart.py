@@ -55,7 +55,7 @@ async def reconcile_all(kube: CountedKube, namespace: str) -> None:
         items, version = await kube.list(kind, namespace, CHILD_SELECTOR if kind in CHILD_KINDS else "")
         cache.replace(kind, namespace, items, version)
     states = PodStates()
-    settings = OperatorSettings(runtime_image="registry.example/runtime:1")
+    settings = OperatorSettings(runtime_image="registry.example/runtime:1", network_policies=True)
     context = Context(settings, kube, cache, Children(kube, cache), states)  # type: ignore[arg-type]
     policies = PolicyReconciler(
         context, Decider(NOTHING_WATCHED, context.clock), Outbox(SinksFile(None), lambda *_: None)
@@ -72,7 +72,7 @@ async def live_through(scene: Any, kube: CountedKube) -> None:
     """A policy's way from nothing to a lowered level; every life that ends early is followed by another."""
     scene.claim()
     scene.variant()
-    scene.policy()
+    scene.policy(gateway={"replicas": 2, "ingress": {"host": "chat.example.com"}})
     await survive(kube, scene)
     scene.finish_job(summary={"facts": scene.FACTS})
     await survive(kube, scene)
@@ -97,7 +97,7 @@ def end_state(scene: Any) -> dict[str, Any]:
     (pod,) = [pod for pod in scene.api.list("Pod") if pod["metadata"]["name"] == "bot-engine-1"]
     assert pod["metadata"]["annotations"]["sixfold.dev/config-sequence"] == str(config.pop("sequence"))
     state: dict[str, Any] = {"config": config}
-    for kind in ("Deployment", "Service", "Job"):
+    for kind in ("Deployment", "Service", "Job", "PodDisruptionBudget", "NetworkPolicy", "Ingress"):
         for item in scene.api.list(kind):
             state[f"{kind}/{item['metadata']['name'][:12]}"] = cleaned(item["spec"])
     for kind, name in (("InferencePolicy", "bot"), ("ModelVariant", "chat")):
@@ -106,7 +106,20 @@ def end_state(scene: Any) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    changing = {"at", "lastTransitionTime", "since", "sequence", "message", "jobName", "uid", "clusterIP", "clusterIPs"}
+    changing = {
+        "byArm",
+        "byLevel",
+        "byPolicy",
+        "at",
+        "lastTransitionTime",
+        "since",
+        "sequence",
+        "message",
+        "jobName",
+        "uid",
+        "clusterIP",
+        "clusterIPs",
+    }
     noise = {"selector", "labels", "controller-uid"}
     if isinstance(value, list):
         return [cleaned(item) for item in value]
