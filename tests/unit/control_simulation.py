@@ -12,7 +12,7 @@ from sixfold_api.control_status import Verdict
 from sixfold_api.modes import Mode
 from sixfold_api.policy import InferencePolicyStatus
 from sixfold_operator.control.levels import active_modes, running_level, target
-from sixfold_operator.control.model import Observed, Reading, Snapshot, State, Timing, View
+from sixfold_operator.control.model import Observed, Reading, Signal, Snapshot, State, Timing, View
 from sixfold_operator.control.moments import seconds_since
 from sixfold_operator.control.reducer import decide
 from sixfold_operator.control.signals import BUILT_IN
@@ -40,6 +40,8 @@ USUAL = {  # signal -> (what it usually is, how it looks in a fault)
     "ExitRate": (0.7, 0.02),
     "ShadowDisagreement": (0.01, 0.25),
 }
+LABELLED = {"ErrorRate": "level arm", "RequestP95": "level arm", "TTFTP95": "level arm", "AcceptanceRate": "level"}
+"""What tells a signal's series apart; of the others nothing does, which is the harder case."""
 MODE_OF = {"AcceptanceRate": Mode.SPECULATIVE, "ExitRate": Mode.EARLY_EXIT}
 SIGNALS = tuple(signal for signal in BUILT_IN if signal.name in USUAL)
 BY_NAME = {signal.name: signal for signal in SIGNALS}
@@ -101,16 +103,34 @@ class World:
         self.spike = dict.fromkeys(USUAL, 0)
         self.dark_until = self.quiet_until = START
         self.calm: set[str] = set()
+        self.seen_at: dict[tuple[str, int], datetime] = {}
+        self.runs: tuple[object, ...] = ()
+        self.lingering: set[str] = set()
 
-    def snapshot(self, state: State, now: datetime, figures: Figures) -> Snapshot:
+    def snapshot(self, state: State, view: View, now: datetime, figures: Figures) -> Snapshot:
+        """Windows look back: what a fault did shows for a window, at its level, also when it is over."""
+        runs = target(state, view), active_modes(state, view), view.retry_token
+        if runs != self.runs:
+            self.runs, self.lingering = runs, set()
         self.calm = {signal.name for signal in state.signals if not signal.failures}
         self._events(now, figures)
         if not self.faults and self.rng.random() < 1 / 240:
             self._break(state, now, figures)
         if now < self.dark_until:
             return Snapshot(at=now, reason="PrometheusError", message="connection refused")
+        level = target(state, view)
         felt = {fault.signal for fault in self.faults if fault.is_felt(state)}
-        return Snapshot(at=now, readings={signal.name: self._readings(signal.name, felt, now) for signal in SIGNALS})
+        self.lingering |= felt
+        self.seen_at |= {(name, level): now for name in felt}
+        self.band_until |= dict.fromkeys(felt, now)  # else the breach would go on after the fault: that is hysteresis
+        shown = {signal.name for signal in SIGNALS if self._is_shown(signal, level, now)}
+        self.lingering &= shown
+        return Snapshot(at=now, readings={each.name: self._readings(each.name, shown, level, now) for each in SIGNALS})
+
+    def _is_shown(self, signal: Signal, level: int, now: datetime) -> bool:
+        levels = (level,) if signal.name in LABELLED else range(4)
+        moments = [self.seen_at[signal.name, each] for each in levels if (signal.name, each) in self.seen_at]
+        return any((now - at).total_seconds() < signal.window_seconds for at in moments)
 
     def _events(self, now: datetime, figures: Figures) -> None:
         rng, chance = self.rng, self.rng.random()
@@ -137,7 +157,7 @@ class World:
             self.faults.append(fault)
             figures.faults += 1
 
-    def _readings(self, name: str, felt: set[str], now: datetime) -> tuple[Reading, ...]:
+    def _readings(self, name: str, felt: set[str], level: int, now: datetime) -> tuple[Reading, ...]:
         rng = self.rng
         usual, broken = USUAL[name]
         self.drift[name] = 0.98 * self.drift[name] + rng.gauss(0, 0.03)
@@ -146,7 +166,9 @@ class World:
         if name in felt or self.spike[name]:
             value = broken * math.exp(rng.gauss(0, 0.1))
         samples = 3.0 if now < self.quiet_until else SAMPLES * math.exp(rng.gauss(0, 0.2))
-        reading = Reading(value, samples, now.timestamp())
+        labels = LABELLED.get(name, "")
+        level_label, arm = level if "level" in labels else None, "stable" if "arm" in labels else None
+        reading = Reading(value, samples, now.timestamp(), level_label, arm)
         chance = rng.random()
         if chance < 0.005:
             return (replace(reading, value=math.nan),)
@@ -188,9 +210,10 @@ def simulate(hours: int, seed: int) -> Figures:
             state = _restarted(state)
             figures.restarts += 1
         world.faults = [fault for fault in world.faults if _goes_on(fault, now, figures)]
-        snapshot = world.snapshot(state, now, figures)
+        snapshot = world.snapshot(state, view, now, figures)
         off = {entry.mode for entry in state.suspended}
-        observed = observe(SIGNALS, snapshot, {}, state.signals, target(state, view), now, off)
+        settling = state.control.settling
+        observed = observe(SIGNALS, snapshot, {}, state.signals, target(state, view), now, off, settling)
         figures.unknown += sum(item.verdict is Verdict.UNKNOWN for item in observed)
         before, outcome = state, decide(state, view, observed, None, now)
         state = outcome.state
@@ -218,7 +241,7 @@ def _account(
     figures.ups += bool(active_modes(after, VIEW) - active_modes(before, VIEW))
     verdicts = {item.name: item.verdict for item in observed}
     felt = [fault for fault in world.faults if fault.is_felt(before)]
-    breached = {fault.signal for fault in felt}
+    breached = {fault.signal for fault in felt} | world.lingering
     if lost and not any(verdicts[name] is Verdict.BREACH for name in breached):
         figures.false_changes.append(f"{now}: {sorted(lost)} without a fault")
     cooling = seconds_since(before.control.changed_at, now) < TIMING.cooldown

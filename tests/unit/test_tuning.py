@@ -10,8 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sixfold_api.analysis import Remediation
 from sixfold_api.conditions import timestamp
-from sixfold_api.control_status import ControlStatus, LevelStatus, SignalStatus, TunedValue, Verdict
+from sixfold_api.control_status import ControlStatus, LevelStatus, TunedValue, Verdict
 from sixfold_api.modes import Mode
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.ticket import Cause
@@ -57,6 +58,7 @@ class Plant:
     state: State = field(default_factory=fresh)
     now: datetime = START
     policy: InferencePolicySpec = field(default_factory=spec)
+    health: Verdict | None = Verdict.OK
 
     def tokens(self) -> int:
         return int(spec_value(tuned_spec(self.policy, self.state.tuned)[0], PATH) or 0)
@@ -77,7 +79,7 @@ class Plant:
             rejected=frozenset((entry.path or "", entry.value or "") for entry in rejected),
         )
         seen = snapshot(self.cost(tokens) if cost == -1.0 else cost, self.now)
-        outcome = step(self.state, view(self.policy), self.policy, wastes, facts, seen, self.now)
+        outcome = step(self.state, view(self.policy), self.policy, wastes, facts, seen, self.now, self.health)
         self.state = outcome.state
         return [decision.decision for decision in outcome.decisions]
 
@@ -105,9 +107,27 @@ def test_a_value_that_brings_nothing_is_taken_back_and_not_tried_again() -> None
 def test_health_that_suffers_takes_it_back_at_once() -> None:
     plant = Plant(cost=lambda tokens: tokens / 1000, best=4)
     assert plant.look() == ["Tuned"]
-    plant.state = replace(plant.state, signals=(SignalStatus(name="RequestP95", verdict=Verdict.BREACH, failures=1),))
+    plant.health = Verdict.BREACH
     assert plant.look() == ["TuningReverted"]
     assert plant.tokens() == 8
+    assert plant.state.control.changed_at is None, "no cooldown holds back what follows from the breach"
+
+
+def test_a_trial_during_which_something_was_rolled_back_ends() -> None:
+    plant = Plant(cost=lambda tokens: tokens / 1000, best=4)
+    assert plant.look() == ["Tuned"]
+    lowered = timestamp(plant.now)
+    control = plant.state.control.model_copy(update={"changed_at": lowered})
+    plant.state = replace(plant.state, level=LevelStatus(target=2, reason="ErrorRate", since=lowered), control=control)
+    assert plant.look() == ["TuningReverted"]
+    assert plant.state.control.changed_at == lowered, "the cooldown of what was rolled back goes on"
+
+
+def test_a_trial_is_judged_although_nothing_more_is_to_be_tried() -> None:
+    plant = Plant(cost=lambda tokens: 0.010 if tokens == 8 else 0.007, best=4)
+    assert plant.look() == ["Tuned"]
+    plant.policy = plant.policy.model_copy(update={"remediation": Remediation.TICKET_ONLY})
+    assert plant.run(30) == ["TuningKept"]
 
 
 def test_what_cannot_be_measured_is_taken_back_in_the_end() -> None:
@@ -119,13 +139,14 @@ def test_what_cannot_be_measured_is_taken_back_in_the_end() -> None:
 
 def test_nothing_is_tried_where_something_else_is_under_way() -> None:
     base = Plant(cost=lambda tokens: tokens / 1000, best=4)
-    breach = (SignalStatus(name="RequestP95", verdict=Verdict.BREACH, failures=1),)
     lower = LevelStatus(target=2, reason="RequestP95", since=timestamp(START))
     recent = ControlStatus(ceiling=3, changed_at=timestamp(START + timedelta(seconds=20)))
-    for changes in ({"signals": breach}, {"level": lower}, {"control": recent}):
+    for changes in ({"level": lower}, {"control": recent}):
         plant = replace(base, state=replace(fresh(), **changes))
         assert plant.look() == []
     assert replace(base).look(cost=None) == []
+    for health in (Verdict.BREACH, Verdict.UNKNOWN, None):
+        assert replace(base, health=health).look() == []
 
 
 def test_a_humans_change_of_the_value_drops_the_trial() -> None:
