@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,12 @@ class Past:
     def pod(self, policy: str, component: str, number: int, variants: tuple[str, ...], **times: float) -> None:
         """Up from a minute on, and computing for a share of the time."""
         begin, busy = times["begin"], times["busy"]
-        labels = {"namespace": "shop", "policy": policy, "component": component, "pod": f"{policy}-{component}-{number}"}
+        name = f"{policy}-{component}-{number}"
+        labels = {"namespace": "shop", "policy": policy, "component": component, "pod": name}
         self.series("sixfold_level", lambda minute: 3 if minute >= begin else None, **labels)
         for variant in variants:
-            self.series(
-                "sixfold_model_load_seconds", lambda minute: 12.5 if minute >= begin else None, **labels, variant=variant
-            )
+            name = "sixfold_model_load_seconds"
+            self.series(name, lambda minute: 12.5 if minute >= begin else None, **labels, variant=variant)
         self.series(
             "sixfold_engine_busy_seconds_total",
             lambda minute: 60 * busy * (minute - begin) if minute >= begin else None,
@@ -98,7 +98,8 @@ class Past:
 
     def steady(self, name: str, a_minute: float, **labels: str) -> None:
         """A counter of the assistant that grows by so much a minute."""
-        self.series(name, lambda minute: 1000 + a_minute * (minute + 30), namespace="shop", policy="assistant", **labels)
+        labels |= {"namespace": "shop", "policy": "assistant"}
+        self.series(name, lambda minute: 1000 + a_minute * (minute + 30), **labels)
 
     def text(self) -> str:
         return "\n".join([*self._lines, "# EOF", ""])
@@ -135,7 +136,7 @@ def made_up() -> str:
     past.steady("sixfold_kv_blocks_total", 30, variant="chat", result="hit_memory")
     past.steady("sixfold_kv_blocks_total", 90, variant="chat", result="miss")
     for kind, amount in (("reserved", 4.0 * 2**30), ("used", 1.0 * 2**30)):
-        labels = {"namespace": "shop", "policy": "assistant", "variant": "chat", "kind": kind, "pod": "assistant-engine-0"}
+        labels = {"namespace": "shop", "policy": "assistant", "variant": "chat", "kind": kind, "pod": "engine-0"}
         past.series("sixfold_memory_bytes", lambda minute, amount=amount: amount, **labels)
     return past.text()
 
@@ -229,8 +230,8 @@ def test_an_hour_has_columns_of_minutes_and_a_week_hours_of_the_day(prometheus: 
     ("changes", "words"),
     [
         ({"policy": "nobody"}, "knows no policy shop/nobody .*it knows shop/assistant, shop/notes"),
-        ({"policy": "notes", "since": "20m", "until": datetime(2025, 6, 2, 9, 29, tzinfo=UTC)}, "nobody made a request"),
-        ({"until": datetime(2025, 1, 1, tzinfo=UTC)}, "no series of Sixfold"),
+        ({"policy": "notes", "since": "20m", "until": START + timedelta(minutes=29)}, "nobody made a request"),
+        ({"until": START - timedelta(days=90)}, "no series of Sixfold"),
     ],
 )
 def test_nothing_to_report_is_told(prometheus: str, changes: dict[str, Any], words: str) -> None:

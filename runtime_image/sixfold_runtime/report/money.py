@@ -152,14 +152,18 @@ def _idle(held: Held) -> float:
 
 
 def wasted_costs(counted: Counted) -> tuple[tuple[str, float], ...]:
-    """Cause -> money: its share of the operations, of the engine time that requests cost. An estimate: operations
-    stand for time. Nothing where a price isn't known."""
+    """Cause -> money: its share of the operations, of what computing cost: the time in which pods computed or, where
+    that isn't known, the engine time of requests. An estimate: operations stand for time. Nothing where a price isn't
+    known."""
     flops: dict[Place, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (policy, variant, cause), number in counted.flops.items():
         flops[place_of(counted, policy, variant)][cause] += number
     seconds: dict[Place, float] = defaultdict(float)
-    for work, spent in counted.spent.items():
-        seconds[place_of(counted, work.policy, work.variant)] += spent.seconds
+    for (place, _), held in (counted.pods or {}).items():
+        seconds[place] += held.busy_seconds
+    if not counted.pods:
+        for work, spent in counted.spent.items():
+            seconds[place_of(counted, work.policy, work.variant)] += spent.seconds
     amounts: dict[str, float] = defaultdict(float)
     for place, causes in flops.items():
         computing, operations = cost(counted, place, seconds[place]), sum(causes.values())

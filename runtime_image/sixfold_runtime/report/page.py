@@ -55,7 +55,8 @@ def page(figures: Figures, title: str) -> str:
         column_words=words.duration(figures.column_seconds),
         pairs=pairs(figures),
         capacity=capacity_columns(figures),
-        spreads=[(spread_title(spread), spread.quantiles_ms, spread_bars(spread)) for spread in figures.spread],
+        most_pod_hours=max((entry.pod_hours for entry in figures.capacity_by_column), default=0.0),
+        spreads=[(spread_title(spread), spread_words(spread), spread_bars(spread)) for spread in figures.spread],
         exits=[
             Bar(f"{one.variant}, after layer {one.depth}", one.share, words.percent(one.share)) for one in figures.exits
         ],
@@ -70,7 +71,7 @@ def bill_parts(figures: Figures) -> list[tuple[str, str, float, float]]:
     if not figures.bill or figures.idle_cost is None:
         return []
     computing = figures.bill - figures.idle_cost
-    wasted = computing * (figures.wasted_share or 0.0)
+    wasted = min(computing, sum(amount for _, amount in figures.wasted_cost_by_cause))
     parts = [
         ("useful", "computing that answers needed", computing - wasted),
         ("wasted", "computing that bought nothing", wasted),
@@ -134,6 +135,13 @@ def capacity_columns(figures: Figures) -> list[tuple[float, float, str]]:
             text = f"{name} UTC: {words.hours(entry.busy_hours)} busy, {words.hours(entry.idle_hours)} idle"
             columns.append((entry.busy_hours / highest, entry.idle_hours / highest, text))
     return columns
+
+
+def spread_words(spread: CostSpread) -> str:
+    """The quantiles, for people who don't say P90."""
+    names = {"median": "Half", "P90": "90 %", "P99": "99 %"}
+    told = [f"{names[name]} at most {words.milliseconds(value)}" for name, value in spread.quantiles_ms]
+    return f"{', '.join(told)} of an engine."
 
 
 def spread_title(spread: CostSpread) -> str:

@@ -27,8 +27,8 @@ from sixfold_runtime.report.words import moment
 
 POINTS = 480
 """Samples of a series that are asked for at once; a longer period is asked for in pieces."""
-LONGEST_STEP_SECONDS = 1800
-"""Hours of the day must be told apart."""
+STEPS_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
+"""Between samples: the columns of a page are multiples of them, and the longest still tells hours of the day apart."""
 LOOKBACK_SECONDS = 300
 """How far apart scrapes may be; as Prometheus has it."""
 FIRST_SCRAPES_SECONDS = 60
@@ -99,7 +99,8 @@ class _Reading:
 
     def __init__(self, api: PrometheusApi, where: str, start: int, end: int, counted: Counted) -> None:
         self._api, self._where, self._counted = api, where, counted
-        self._step = min(LONGEST_STEP_SECONDS, max(1, math.ceil((end - start) / POINTS)))
+        steps = (step for step in STEPS_SECONDS if step * POINTS >= end - start)
+        self._step = next(steps, STEPS_SECONDS[-1])
         # The last sample is to be the newest one: what remains of a step is added before the period.
         self._start, self._end = end - math.ceil((end - start) / self._step) * self._step, end
         self._window = f"{max(self._step, LOOKBACK_SECONDS)}s"

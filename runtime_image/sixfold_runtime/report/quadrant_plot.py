@@ -15,7 +15,7 @@ DOT, LABEL_HEIGHT, DIGIT_WIDTH = 5.0, 14.0, 8.0
 MOST_DOTS = 20
 MANY, BUSY = 0.25, 0.5
 """Share of the requests, and utilisation, at which quadrants meet."""
-_TICKS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
+_TICKS = (0.01, 0.05, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ def summary(figures: Figures) -> tuple[str, ...]:
 
 
 def _sentences(figures: Figures) -> Iterator[str]:
-    served = f"{figures.requests:,.0f} requests in {duration(3600 * figures.hours)}"
+    served = (
+        f"{figures.requests:,.0f} request{'' if figures.requests == 1 else 's'} in {duration(3600 * figures.hours)}"
+    )
     yield from _bill(figures, served)
     if figures.saved_share is not None:
         more = "less" if figures.saved_share >= 0 else "more"
@@ -50,8 +52,8 @@ def _bill(figures: Figures, served: str) -> Iterator[str]:
     if figures.bill is not None and figures.bill_per_request is not None:
         idle = figures.idle_cost or 0.0
         yield (
-            f"{served} cost {money(figures.bill)}: {money(figures.bill - idle)} for pods that computed, and"
-            f" {money(idle)} for pods that waited. That is {money(1000 * figures.bill_per_request)} a thousand"
+            f"{served} cost {money(figures.bill)}: {money(figures.bill - idle)} while pods computed, and"
+            f" {money(idle)} while they waited. That is {money(1000 * figures.bill_per_request)} a thousand"
             " requests."
         )
     elif figures.cost is not None and figures.cost_per_request is not None:
@@ -60,7 +62,7 @@ def _bill(figures: Figures, served: str) -> Iterator[str]:
             " requests. What pods cost while they waited isn't known here."
         )
     elif figures.engine_hours is not None:
-        yield f"{served} took {hours(figures.engine_hours)} of engines. What an hour costs isn't known."
+        yield f"{served} took {hours(figures.engine_hours)} of engine time. What an hour costs isn't known."
     else:
         yield f"{served}. What they took isn't known."
     if total is not None and figures.hours >= LEAST_HOURS_TO_PROJECT:

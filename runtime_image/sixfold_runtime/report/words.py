@@ -11,10 +11,10 @@ def money(amount: float) -> str:
     """With digits that say something; who reads it knows the currency.
 
     >>> [money(amount) for amount in (0, 1234.5, 3.456, 0.0412, 0.0000071)]
-    ['0', '1,234.50', '3.46', '0.041', '0.0000071']
+    ['0', '1,234', '3.46', '0.041', '0.0000071']
     """
-    if abs(amount) >= 1 or amount == 0:
-        return f"{amount:,.2f}" if amount else "0"
+    if amount == 0 or abs(amount) >= 1000:
+        return f"{amount:,.0f}"
     places = 2
     while abs(amount) * 10**places < 10 and places < 12:
         places += 1
