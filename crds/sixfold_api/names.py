@@ -19,6 +19,8 @@ GATEWAY, ENGINE, CLASSIFIER, PREPARE = "gateway", "engine", "classifier", "prepa
 
 GATEWAY_PORT = 8000
 ENGINE_PORT = 8001
+ENGINE_TLS_PORT = 8443
+"""Where an engine speaks to gateways if that is encrypted; its other port then only says how it is."""
 DRAIN_SECONDS = 120
 """How long running requests may finish after SIGTERM, unless the policy says otherwise; the pods' grace period is
 longer than that."""
@@ -29,6 +31,9 @@ REDIS_DIRECTORY = "/etc/sixfold/redis"
 REDIS_URL_FILE, REDIS_CA_FILE = "url", "ca.crt"
 STREAM_DICTIONARY_DIRECTORY = "/etc/sixfold/stream-dictionary"
 STREAM_DICTIONARY_FILE = "dictionary"
+TLS_DIRECTORY = "/etc/sixfold/tls"
+TLS_CA_FILE, TLS_CERTIFICATE_FILE, TLS_KEY_FILE = "ca.crt", "tls.crt", "tls.key"
+"""As cert-manager writes them."""
 CREDENTIALS_DIRECTORY = "/etc/sixfold/credentials"
 CLAIMS_DIRECTORY = "/claims"
 """Each claim is mounted at /claims/<claim>."""
@@ -47,6 +52,7 @@ ENV_CONFIG_DIRECTORY = "SIXFOLD_CONFIG_DIRECTORY"
 ENV_API_KEYS_DIRECTORY = "SIXFOLD_API_KEYS_DIRECTORY"
 ENV_DRAIN_SECONDS = "SIXFOLD_DRAIN_SECONDS"
 ENV_REDIS_DIRECTORY = "SIXFOLD_REDIS_DIRECTORY"
+ENV_TLS_DIRECTORY = "SIXFOLD_TLS_DIRECTORY"
 ENV_STREAM_DICTIONARY_DIRECTORY = "SIXFOLD_STREAM_DICTIONARY_DIRECTORY"
 
 

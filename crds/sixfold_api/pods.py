@@ -21,6 +21,15 @@ class SecretRef(ApiModel):
     """Name of a Secret in the same namespace."""
 
 
+class TLSSpec(ApiModel):
+    """Encryption between gateway and engines, each of which proves itself to the other (mutual TLS)."""
+
+    secret_ref: SecretRef
+    """Secret with ca.crt, tls.crt and tls.key, as cert-manager writes them. The certificate is for server and client
+    authentication and names <policy>-engine, and <policy>-classifier where that has pods of its own. A rotated one is
+    used from the next connection on, without a restart; pods don't start without it."""
+
+
 class KeyRef(ApiModel):
     """An entry of a ConfigMap or a Secret in the same namespace."""
 

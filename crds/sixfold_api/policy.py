@@ -32,7 +32,7 @@ from sixfold_api.gateway import GatewaySpec
 from sixfold_api.generation import GenerationSpec
 from sixfold_api.modes import MAX_LEVEL, Mode, ModeState
 from sixfold_api.names import DRAIN_SECONDS
-from sixfold_api.pods import ConfigMapKeyRef, PodSettings, VariantRef
+from sixfold_api.pods import ConfigMapKeyRef, PodSettings, TLSSpec, VariantRef
 from sixfold_api.scalars import (
     AcceleratorType,
     Compression,
@@ -149,6 +149,8 @@ class InferencePolicySpec(SpecModel):
     """The Deployment that runs the models."""
     gateway: GatewaySpec = GatewaySpec()
     """The Deployment that takes the requests."""
+    tls: TLSSpec | None = None
+    """Absent means that gateway and engines speak in the clear, as pods of one network do."""
     drain_deadline: Duration | None = None
     """How long running requests may go on when their pod has to end, as in a rollout; what is left then ends with an
     error. A pod without requests ends at once. Absent means 2m."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,8 +35,10 @@ class Server(uvicorn.Server):
         yield
 
 
-def server_config(app: FastAPI, drain_seconds: float, **more: Any) -> uvicorn.Config:
+def server_config(app: FastAPI, drain_seconds: float, tls: ssl.SSLContext | None = None, **more: Any) -> uvicorn.Config:
     """How each server of the runtime runs; `more` are further settings of uvicorn."""
+    if tls is not None:
+        more["ssl_context_factory"] = lambda *_: tls
     return uvicorn.Config(
         app,
         http=GuardedProtocol,

@@ -16,6 +16,7 @@ from sixfold_api.runtime_config import Role
 from sixfold_runtime.config import ConfigStore
 from sixfold_runtime.http_server import Server, server_config
 from sixfold_runtime.settings import RuntimeSettings
+from sixfold_runtime.tls import PeerContext
 
 log = logging.getLogger(__name__)
 LAME_DUCK_SECONDS = 2.5
@@ -64,9 +65,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def serve(settings: RuntimeSettings, role: Role, config: ConfigStore) -> None:
@@ -78,13 +79,14 @@ def serve(settings: RuntimeSettings, role: Role, config: ConfigStore) -> None:
     parts = []
     if role is Role.ALL:
         listener = listen("127.0.0.1", 0)
-        settings = settings.model_copy(update={"engines": [f"127.0.0.1:{listener.getsockname()[1]}"]})
-        parts.append(_engine(settings, config, listener))
-    parts.append((_engine if role is Role.ENGINE else _gateway)(settings, config, public))
+        update = {"engines": [f"127.0.0.1:{listener.getsockname()[1]}"], "tls_directory": None}
+        settings = settings.model_copy(update=update)
+        parts += _engine(settings, config, listener)
+    parts += (_engine if role is Role.ENGINE else _gateway)(settings, config, public)
     asyncio.run(_run(parts, config))
 
 
-def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> _Part:
+def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> list[_Part]:
     from sixfold_runtime.gateway.app import create_gateway_app
 
     try:
@@ -98,11 +100,12 @@ def _gateway(settings: RuntimeSettings, config: ConfigStore, listener: socket.so
         await asyncio.sleep(lame_duck_seconds)
 
     log.info("gateway of %s/%s at %s", settings.namespace, settings.policy, _url(listener))
-    return _Part(Server(server_config(app, settings.drain_seconds - lame_duck_seconds)), listener, quiesce)
+    return [_Part(Server(server_config(app, settings.drain_seconds - lame_duck_seconds)), listener, quiesce)]
 
 
-def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> _Part:
-    from sixfold_runtime.engine.server import create_engine_app
+def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.socket) -> list[_Part]:
+    """One server; two where gateways have to prove themselves, which observers can't."""
+    from sixfold_runtime.engine.server import create_engine_app, create_observer_app
 
     app = create_engine_app(settings, config)
 
@@ -110,7 +113,20 @@ def _engine(settings: RuntimeSettings, config: ConfigStore, listener: socket.soc
         await app.state.drain()
 
     log.info("engine of %s/%s at %s", settings.namespace, settings.policy, _url(listener))
-    return _Part(Server(server_config(app, settings.drain_seconds)), listener, quiesce)
+    if settings.tls_directory is None:
+        return [_Part(Server(server_config(app, settings.drain_seconds)), listener, quiesce)]
+    wire = listen(settings.host, settings.engine_tls_port)
+    log.info("gateways are served at %s", _url(wire, "https"))
+    context = PeerContext(settings.tls_directory, is_server=True)
+    observers = Server(server_config(create_observer_app(app), settings.drain_seconds))
+    return [
+        _Part(observers, listener, _at_once),
+        _Part(Server(server_config(app, settings.drain_seconds, context)), wire, quiesce),
+    ]
+
+
+async def _at_once() -> None:
+    """Nothing has to end before."""
 
 
 async def _run(parts: list[_Part], config: ConfigStore) -> None:

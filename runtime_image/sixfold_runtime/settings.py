@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from sixfold_api.names import DRAIN_SECONDS, ENGINE_PORT, GATEWAY_PORT
+from sixfold_api.names import DRAIN_SECONDS, ENGINE_PORT, ENGINE_TLS_PORT, GATEWAY_PORT
 from sixfold_api.runtime_config import ServedModel
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -28,6 +28,8 @@ class RuntimeSettings(BaseSettings):
     """Address to listen on."""
     gateway_port: Port = GATEWAY_PORT
     engine_port: Port = ENGINE_PORT
+    engine_tls_port: Port = ENGINE_TLS_PORT
+    """Where gateways are served if tls_directory is given; engine_port is for observers only then."""
     models: list[ServedModel] = []
     """Models that an engine loads."""
     engines: list[str] = []
@@ -40,6 +42,9 @@ class RuntimeSettings(BaseSettings):
     """Where the address of Redis is mounted: the file `url`, and `ca.crt` where its authority isn't a known one."""
     stream_dictionary_directory: Path | None = None
     """Where the zstd dictionary of streams is mounted: the file `dictionary` in it, or the file itself."""
+    tls_directory: Path | None = None
+    """Where the certificates of gateway and engines are mounted (ca.crt, tls.crt, tls.key); without them they speak in
+    the clear."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """auto takes CUDA where a device is there, else the CPU."""
     drain_seconds: float = DRAIN_SECONDS

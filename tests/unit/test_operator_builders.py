@@ -358,3 +358,24 @@ def test_a_sequence_grows_with_each_change_and_only_then() -> None:
     assert next_config(effective(spec()), None, 1000, 7).sequence == 1001
     assert next_config(effective(spec()), {"data": {"config.json": "{nonsense"}}, 1000, 7).sequence == 1001
     assert next_config(effective(spec()), live, 2000, 7).sequence == 2001
+
+
+def test_encryption_reaches_gateway_and_engines_and_leaves_the_observers_their_port() -> None:
+    asked = spec(tls={"secretRef": {"name": "bot-tls"}})
+    gateway = gateway_deployment(POLICY, asked, SETTINGS)
+    served = engine_deployment(POLICY, "engine", asked.engine, [MODEL], ["models"], SETTINGS, tls=asked.tls)
+    for manifest in (gateway, served):
+        pod = manifest["spec"]["template"]["spec"]
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "tls")
+        assert volume["secret"]["secretName"] == "bot-tls"
+        assert [item["path"] for item in volume["secret"]["items"]] == ["ca.crt", "tls.crt", "tls.key"]
+        assert "optional" not in volume["secret"], "a pod doesn't start in the clear because its Secret is missing"
+        main = pod["containers"][0]
+        assert {"name": "tls", "mountPath": "/etc/sixfold/tls", "readOnly": True} in main["volumeMounts"]
+        assert environment(manifest)["SIXFOLD_TLS_DIRECTORY"] == "/etc/sixfold/tls"
+    (container,) = served["spec"]["template"]["spec"]["containers"]
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("http", 8001), ("wire", 8443)]
+    assert container["readinessProbe"]["httpGet"]["port"] == 8001
+    assert json.loads(environment(gateway)["SIXFOLD_ENGINES"]) == ["bot-engine:8443"]
+    plain = engine_deployment(POLICY, "engine", asked.engine, [MODEL], ["models"], SETTINGS)
+    assert "SIXFOLD_TLS_DIRECTORY" not in json.dumps(plain)

@@ -66,6 +66,17 @@ def test_engines_admit_their_own_gateways_and_observers(component: str) -> None:
     assert rule == {"ports": [{"port": 8001, "protocol": "TCP"}], "from": [gateways, OBSERVER]}
 
 
+def test_with_tls_the_protocol_is_for_gateways_and_the_metrics_for_observers() -> None:
+    asked = spec(tls={"secretRef": {"name": "bot-tls"}})
+    wire, metrics = network_policy(POLICY, "engine", asked, SETTINGS)["spec"]["ingress"]
+    gateways = {"podSelector": {"matchLabels": service(POLICY, "gateway")["spec"]["selector"]}}
+    assert wire == {"ports": [{"port": 8443, "protocol": "TCP"}], "from": [gateways]}
+    assert metrics == {"ports": [{"port": 8001, "protocol": "TCP"}], "from": [OBSERVER]}
+    nobody = SETTINGS.model_copy(update={"network_policy_observers": []})
+    assert network_policy(POLICY, "engine", asked, nobody)["spec"]["ingress"] == [wire]
+    assert network_policy(POLICY, "gateway", asked, SETTINGS) == network_policy(POLICY, "gateway", spec(), SETTINGS)
+
+
 def test_gateways_admit_everybody_or_those_that_are_named() -> None:
     (rule,) = network_policy(POLICY, "gateway", spec(), SETTINGS)["spec"]["ingress"]
     assert rule == {"ports": [{"port": 8000, "protocol": "TCP"}]}

@@ -1,7 +1,8 @@
 """NetworkPolicies: who may connect to the pods of a policy or a variant. Pure.
 
-Each pod has one port for everything, so whoever may read an engine's metrics may also open its protocol: engines
-admit the policy's gateways and those observers that the chart names (the operator, Prometheus). Only what comes in is
+Without spec.tls a pod has one port for everything, so whoever may read an engine's metrics may also open its protocol:
+engines admit the policy's gateways and those observers that the chart names (the operator, Prometheus). With it the
+protocol has a port of its own, for gateways only, and observers get the other one. Only what comes in is
 restricted: where pods may connect to (DNS, Redis, a hub) depends on the cluster. The kubelet's probes come from the
 pod's own node, which Kubernetes always lets in.
 """
@@ -9,7 +10,7 @@ pod's own node, which Kubernetes always lets in.
 from __future__ import annotations
 
 from sixfold_api.exposure import ClientPeer
-from sixfold_api.names import COMPONENT_LABEL, GATEWAY, PREPARE, VARIANT_LABEL, component_name
+from sixfold_api.names import COMPONENT_LABEL, ENGINE_TLS_PORT, GATEWAY, PREPARE, VARIANT_LABEL, component_name
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_operator.builders.common import Manifest, child, selector
 from sixfold_operator.builders.workload import PORTS
@@ -26,10 +27,16 @@ def network_policy(policy: Manifest, component: str, spec: InferencePolicySpec, 
         peers = [_client(peer) for peer in spec.gateway.allow_from]
     else:
         peers = [{"podSelector": {"matchLabels": selector(name, GATEWAY)}}]
-    rule: Manifest = {"ports": [{"port": PORTS[component], "protocol": "TCP"}]}
-    if peers:  # a rule without peers admits everybody
-        rule["from"] = [*peers, *settings.network_policy_observers]
-    return _isolated(policy, component_name(name, component), selector(name, component), [rule])
+    observers = list(settings.network_policy_observers)
+    rules = [_rule(PORTS[component], [*peers, *observers] if peers else [])]
+    if component != GATEWAY and spec.tls is not None:
+        rules = [_rule(ENGINE_TLS_PORT, peers), *([_rule(PORTS[component], observers)] if observers else [])]
+    return _isolated(policy, component_name(name, component), selector(name, component), rules)
+
+
+def _rule(port: int, peers: list[Manifest]) -> Manifest:
+    """Without peers it admits everybody."""
+    return {"ports": [{"port": port, "protocol": "TCP"}], **({"from": peers} if peers else {})}
 
 
 def job_network_policy(variant: Manifest) -> Manifest:

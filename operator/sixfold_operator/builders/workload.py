@@ -15,6 +15,7 @@ from sixfold_api.names import (
     DRAIN_SECONDS,
     ENGINE,
     ENGINE_PORT,
+    ENGINE_TLS_PORT,
     ENV_API_KEYS_DIRECTORY,
     ENV_CONFIG_DIRECTORY,
     ENV_DEVICE,
@@ -26,6 +27,7 @@ from sixfold_api.names import (
     ENV_POLICY,
     ENV_REDIS_DIRECTORY,
     ENV_STREAM_DICTIONARY_DIRECTORY,
+    ENV_TLS_DIRECTORY,
     GATEWAY,
     GATEWAY_PORT,
     GROUP,
@@ -34,10 +36,14 @@ from sixfold_api.names import (
     REDIS_URL_FILE,
     STREAM_DICTIONARY_DIRECTORY,
     STREAM_DICTIONARY_FILE,
+    TLS_CA_FILE,
+    TLS_CERTIFICATE_FILE,
+    TLS_DIRECTORY,
+    TLS_KEY_FILE,
     component_name,
     config_map_name,
 )
-from sixfold_api.pods import KeyRef
+from sixfold_api.pods import KeyRef, TLSSpec
 from sixfold_api.policy import EngineSpec, InferencePolicySpec
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import AcceleratorType, RolloutStrategy, duration_seconds
@@ -100,8 +106,10 @@ def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: Op
     name = policy["metadata"]["name"]
     gateway = spec.gateway
     mounts = [_config_mount(name)]
-    engines = [f"{component_name(name, part)}:{ENGINE_PORT}" for part in components(spec) if part != GATEWAY]
+    port = ENGINE_TLS_PORT if spec.tls else ENGINE_PORT
+    engines = [f"{component_name(name, part)}:{port}" for part in components(spec) if part != GATEWAY]
     env = [{"name": ENV_ENGINES, "value": json.dumps(engines)}]
+    _add_tls(spec.tls, mounts, env)
     if gateway.api_keys_secret_ref is not None:
         secret = {"secret": {"secretName": gateway.api_keys_secret_ref.name, "optional": True}}
         mounts.append(Mount("api-keys", secret, API_KEYS_DIRECTORY))
@@ -132,19 +140,25 @@ def engine_deployment(
     settings: OperatorSettings,
     redis: RedisSpec | None = None,
     drain_seconds: float = DRAIN_SECONDS,
+    tls: TLSSpec | None = None,
 ) -> Manifest:
     """Engine pods of `component` (engine or classifier) that load `models` from `claims`, and may share keys and
-    values in `redis`, whose address is mounted as a file. They start without it too."""
+    values in `redis`, whose address is mounted as a file. They start without it too, and never without their
+    certificate where `tls` asks for one."""
     name = policy["metadata"]["name"]
     mounts = [_config_mount(name), *claim_mounts(claims), *([_redis_mount(redis)] if redis else [])]
+    env: list[dict[str, Any]] = []
+    _add_tls(tls, mounts, env)
     main = container(settings, ENGINE, engine.pod, mounts)
     _add_accelerator(main, engine)
     # Named, not left to chance: a GPU that the container can't see is an error, not a slow CPU.
     device = "cuda" if engine.accelerator.type is AcceleratorType.GPU else "cpu"
-    env = [{"name": ENV_MODELS, "value": _models_json(models)}, {"name": ENV_DEVICE, "value": device}]
+    env += [{"name": ENV_MODELS, "value": _models_json(models)}, {"name": ENV_DEVICE, "value": device}]
     if redis is not None:
         env.append({"name": ENV_REDIS_DIRECTORY, "value": REDIS_DIRECTORY})
     _serve(main, policy, component, "engine", env)
+    if tls is not None:
+        main["ports"].append({"name": "wire", "containerPort": ENGINE_TLS_PORT, "protocol": "TCP"})
     # Started means loaded: until then only this deadline ends the pod.
     startup_seconds = math.ceil(duration_seconds(engine.startup_deadline))
     main["startupProbe"] = http_probe("/readyz", ENGINE_PORT, 2, math.ceil(startup_seconds / 2))
@@ -191,6 +205,13 @@ def _redis_mount(redis: RedisSpec) -> Mount:
     if redis.ca_secret_ref is not None:
         entries.append(_entry(redis.ca_secret_ref, REDIS_CA_FILE))
     return Mount("redis", {"projected": {"sources": [{"secret": entry} for entry in entries]}}, REDIS_DIRECTORY)
+
+
+def _add_tls(tls: TLSSpec | None, mounts: list[Mount], env: list[dict[str, Any]]) -> None:
+    if tls is not None:
+        files = [{"key": file, "path": file} for file in (TLS_CA_FILE, TLS_CERTIFICATE_FILE, TLS_KEY_FILE)]
+        mounts.append(Mount("tls", {"secret": {"secretName": tls.secret_ref.name, "items": files}}, TLS_DIRECTORY))
+        env.append({"name": ENV_TLS_DIRECTORY, "value": TLS_DIRECTORY})
 
 
 def _entry(ref: KeyRef, file: str) -> Manifest:

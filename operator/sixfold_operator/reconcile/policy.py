@@ -210,7 +210,7 @@ class PolicyReconciler:
         reuse = spec.generation and spec.generation.kv_cache_reuse
         redis = reuse.redis if reuse and part == ENGINE else None
         return engine_deployment(
-            policy, part, engine, load.models, load.claims, self._context.settings, redis, spec.drain_seconds
+            policy, part, engine, load.models, load.claims, self._context.settings, redis, spec.drain_seconds, spec.tls
         )
 
     async def _remove_classifier(self, findings: Findings) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import HTTPConnection
@@ -207,6 +207,7 @@ def create_engine_app(settings: RuntimeSettings, config: ConfigSource, *, limits
         await asyncio.to_thread(server.engine.stop)
 
     app = FastAPI(title="Sixfold engine", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_observation(app)
 
     @app.websocket(PATH)
     async def engine(socket: WebSocket) -> None:
@@ -219,6 +220,22 @@ def create_engine_app(settings: RuntimeSettings, config: ConfigSource, *, limits
             return JSONResponse({"error": f"no loaded model has a tokenizer with digest {sha256}"}, 404)
         return Response(bundle, media_type="application/json")
 
+    return app
+
+
+def create_observer_app(engine: FastAPI) -> FastAPI:
+    """What kubelet, operator and Prometheus read of an engine, without what gateways use.
+
+    Args:
+        engine: made by `create_engine_app`; it runs in the same process, and starts first.
+    """
+    app = FastAPI(title="Sixfold engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state = engine.state
+    _add_observation(app)
+    return app
+
+
+def _add_observation(app: FastAPI) -> None:
     @app.get("/state")
     async def state(request: Request) -> Response:
         return JSONResponse(_server(request).pod_state().to_dict())
@@ -237,9 +254,9 @@ def create_engine_app(settings: RuntimeSettings, config: ConfigSource, *, limits
         reason = _server(request).engine.why_not_ready()
         return PlainTextResponse(reason or "ready", 503 if reason else 200)
 
-    return app
-
 
 def _server(connection: HTTPConnection) -> EngineServer:
-    server: EngineServer = connection.app.state.server
+    server: EngineServer | None = getattr(connection.app.state, "server", None)
+    if server is None:
+        raise HTTPException(503, "the engine is starting")
     return server

@@ -26,6 +26,7 @@ from sixfold_runtime.gateway.pool import Pool
 from sixfold_runtime.gateway.sse import ClientLeftError, read_body
 from sixfold_runtime.modes.arms import arm_key, arm_of
 from sixfold_runtime.settings import RuntimeSettings
+from sixfold_runtime.tls import PeerContext
 
 RESTART_SECONDS = 5.0
 """How long a request waits for an engine to become ready: the gap of a restart, not of an outage."""
@@ -44,7 +45,8 @@ class Gateway:
         """Raises ValueError on an engine that isn't host:port."""
         self.settings = settings
         self.config = config
-        self.pool = Pool(settings.engines, settings.policy)
+        tls = PeerContext(settings.tls_directory, is_server=False) if settings.tls_directory else None
+        self.pool = Pool(settings.engines, settings.policy, tls)
         self.metrics = GatewayMetrics(settings, config, self.pool, lambda: self.dispatcher.waiting)
         self._batcher = Batcher(self.pool, config, self.metrics.registry, (settings.namespace, settings.policy))
         self.dispatcher = Dispatcher(self.pool, self._batcher, self._configured_tasks, self._engine_wait_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from sixfold_runtime.gateway.addresses import Address, authority, parse_target, 
 from sixfold_runtime.gateway.affinity import conversation_key, nearest
 from sixfold_runtime.gateway.session import PROTOCOL_ERRORS, Session
 from sixfold_runtime.gateway.tokenizer import ModelTokenizer
-from sixfold_runtime.gateway.tokenizer_cache import TokenizerCache
+from sixfold_runtime.gateway.tokenizer_cache import Source, TokenizerCache
 from sixfold_runtime.http_server import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
@@ -69,13 +70,19 @@ def swap_turns(states: Sequence[State]) -> dict[str, int]:
 class Pool:
     """Connections to every pod of every target."""
 
-    def __init__(self, targets: Sequence[str], alias: str) -> None:
-        """`targets` are `host:port`; raises ValueError. `alias` is the stable name of whatever is served."""
+    def __init__(self, targets: Sequence[str], alias: str, tls: ssl.SSLContext | None = None) -> None:
+        """
+        Args:
+            targets: `host:port`; raises ValueError. With `tls` an engine's certificate names the host.
+            alias: the stable name of whatever is served.
+            tls: proves this gateway to the engines; None speaks in the clear.
+        """
         self._targets = {target: parse_target(target) for target in targets}
         self._alias = alias
+        self._tls = tls
         self._links: dict[tuple[str, Address], asyncio.Task[None]] = {}
         self._sessions: dict[Session, tuple[str, Address]] = {}
-        self._tokenizers = TokenizerCache(self._sources, self._on_change)
+        self._tokenizers = TokenizerCache(self._sources, self._on_change, tls)
         self._answered: set[str] = set()
         self._known: dict[str, ModelInfo] = {}
         self._changed = asyncio.Event()
@@ -235,7 +242,9 @@ class Pool:
     async def _session(self, target: str, address: Address) -> bool:
         """One connection from start to end; True if the engine introduced itself."""
         async with connect(
-            f"ws://{authority(address)}{PATH}",
+            f"{'wss' if self._tls else 'ws'}://{authority(address)}{PATH}",
+            ssl=self._tls,
+            server_hostname=self._targets[target][0] if self._tls else None,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
             proxy=None,
@@ -257,11 +266,12 @@ class Pool:
                 log.info("engine %s disconnected", authority(address))
             return session.state is not None
 
-    def _sources(self, tokenizer: str) -> list[str]:
-        """Base URLs of the engines with a model that needs this tokenizer."""
+    def _sources(self, tokenizer: str) -> list[Source]:
+        """The engines with a model that needs this tokenizer."""
+        scheme = "https" if self._tls else "http"
         return [
-            f"http://{authority(address)}"
-            for session, (_, address) in self._sessions.items()
+            Source(f"{scheme}://{authority(address)}", self._targets[target][0])
+            for session, (target, address) in self._sessions.items()
             if session.state is not None and any(model.tokenizer == tokenizer for model in session.state.models)
         ]
 

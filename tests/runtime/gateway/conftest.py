@@ -269,7 +269,12 @@ class GatewayFactory:
     stack: contextlib.ExitStack
 
     def __call__(
-        self, *engines: str | int, keys: Path | None = None, dictionary: Path | None = None, ready: bool = True
+        self,
+        *engines: str | int,
+        keys: Path | None = None,
+        dictionary: Path | None = None,
+        tls: Path | None = None,
+        ready: bool = True,
     ) -> Served:
         config = ConfigDirectory(self.directory / f"gateway-{_free_port()}")
         config.path.mkdir()
@@ -281,6 +286,7 @@ class GatewayFactory:
             config_directory=config.path,
             api_keys_directory=keys,
             stream_dictionary_directory=dictionary,
+            tls_directory=tls,
         )
         app = create_gateway_app(settings, store)
         server = ThreadedServer(app, store)
