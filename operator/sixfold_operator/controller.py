@@ -86,7 +86,13 @@ class Controller:
         children = Children(kube, self._cache)
         self._context = Context(settings, kube, self._cache, children, self._pod_states, self._clock)
         self._watch = Watch(settings, self._cache, self._wake_policy, self._clock)
-        self._outbox = Outbox(SinksFile(settings.sinks_file), self._wake_policy, self._clock, may_tell=kube.may_write)
+        self._outbox = Outbox(
+            SinksFile(settings.sinks_file),
+            self._wake_policy,
+            self._clock,
+            may_tell=kube.may_write,
+            cluster=settings.cluster_name,
+        )
         self._policies = PolicyReconciler(self._context, Decider(self._watch.watched, self._clock), self._outbox)
         self._queue: KeyedQueue[Key] = KeyedQueue()
         self._workers = Workers(self._queue, self.handle, settings.workers, self._clock.monotonic)

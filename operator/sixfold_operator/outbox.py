@@ -35,6 +35,7 @@ class Outbox:
         wake: called with namespace and policy when there is something new for a ticket's status.
         jitter: between 0 and 1, so that what failed together isn't tried again together.
         may_tell: asked right before each delivery.
+        cluster: name of the cluster, for sinks that several share.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Outbox:
         backoff: Backoff = BACKOFF,
         jitter: Callable[[], float] = random.random,
         may_tell: Callable[[], bool] = lambda: True,
+        cluster: str = "",
     ) -> None:
-        self._may_tell = may_tell
+        self._may_tell, self._cluster = may_tell, cluster
         self._file, self._wake, self._clock = file, wake, clock or Clock()
         self._backoff, self._jitter = backoff, jitter
         self._session: aiohttp.ClientSession | None = None
@@ -84,7 +86,8 @@ class Outbox:
             elif entry.phase is not ticket.status.phase:
                 if entry.state is SinkState.DELIVERED:
                     entry = entry.model_copy(update={"state": SinkState.PENDING, "message": ""})
-                self._send(name, place, Message(namespace, ticket.name, ticket.spec, ticket.status, entry.reference))
+                message = Message(namespace, ticket.name, ticket.spec, ticket.status, entry.reference, self._cluster)
+                self._send(name, place, message)
             sinks.append(entry)
         return ticket.status.model_copy(update={"sinks": sinks})
 

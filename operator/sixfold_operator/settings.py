@@ -24,6 +24,8 @@ class OperatorSettings(BaseSettings):
     """NetworkPolicyPeers that may read /state and /metrics of all pods, as a JSON list: the operator and Prometheus."""
     ingress_annotations: dict[str, str] = {}
     """Further annotations of each gateway's Ingress, as a JSON object."""
+    cluster_name: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?$")] = ""
+    """Tells this cluster's tickets apart in sinks that several clusters share; empty where there is one."""
     watch_namespaces: list[str] = []
     """Namespaces to serve, as a JSON list; empty serves all."""
     resync_seconds: Annotated[float, Field(gt=0)] = 300.0

@@ -28,7 +28,8 @@ class _Issues:
         self._headers = {"Authorization": f"Bearer {sink.secret()}", "Accept": "application/vnd.github+json"}
 
     async def tell(self, message: Message) -> str:
-        marker = f"<!-- sixfold:{message.namespace}/{message.ticket} -->"
+        cluster = f"{message.cluster}/" if message.cluster else ""
+        marker = f"<!-- sixfold:{cluster}{message.namespace}/{message.ticket} -->"
         issue = await self._known(message.reference) or await self._found(self._url, marker)
         if issue is None and message.status.phase in (Phase.RESOLVED, Phase.DISMISSED):
             return ""  # It was over before anybody was told.

@@ -94,4 +94,4 @@ class _Issues:
 
 
 def _label(message: Message) -> str:
-    return f"sixfold-{message.spec.fingerprint}"
+    return f"sixfold-{message.identity}"

@@ -35,15 +35,18 @@ async def tell(session: aiohttp.ClientSession, sink: SinkConfig, message: Messag
 def event(message: Message, now: datetime) -> dict[str, object]:
     """The CloudEvent."""
     policy = message.spec.policy_ref.name
+    cluster = {"cluster": message.cluster} if message.cluster else {}
+    prefix = f"/clusters/{message.cluster}" if message.cluster else ""
     return {
         "specversion": "1.0",
         "id": message.id,
-        "source": f"/namespaces/{message.namespace}/inferencepolicies/{policy}",
+        "source": f"{prefix}/namespaces/{message.namespace}/inferencepolicies/{policy}",
         "type": f"dev.sixfold.ticket.{TYPES[message.status.phase.value]}",
         "subject": message.ticket,
         "time": timestamp(now),
         "datacontenttype": "application/json",
         "data": {
+            **cluster,
             "namespace": message.namespace,
             "ticket": message.ticket,
             "spec": message.spec.to_dict(),

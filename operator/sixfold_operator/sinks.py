@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,8 @@ from sixfold_api.ticket import OptimizationTicketSpec, OptimizationTicketStatus
 log = logging.getLogger(__name__)
 
 GITHUB_API = "https://api.github.com"
+JIRA_CLOUD = re.compile(r"https?://[^/]+\.atlassian\.net(/|$)")
+_OF_GITHUB, _OF_JIRA = {"repository"}, {"project", "issue_type", "user"}
 _Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=1024)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
@@ -45,13 +48,27 @@ class SinkConfig(ApiModel):
     issue_type: _Text = "Task"
     """Jira."""
     user: _Text | None = None
-    """Jira: whose token it is; absent sends it as a bearer token, as Jira Data Center has them."""
+    """Jira: whose token it is, as Jira Cloud needs; absent sends it as a bearer token, as Data Center has them."""
 
     rules = (
         Rule("", "a GitHub sink needs repository", lambda s: s.type is not SinkType.GITHUB or s.repository is not None),
         Rule("", "this type of sink needs url", lambda s: s.type is SinkType.GITHUB or s.url is not None),
         Rule("", "a Jira sink needs project", lambda s: s.type is not SinkType.JIRA or s.project is not None),
+        Rule("", "Jira Cloud needs user, whose API token the secret is", lambda s: not s.lacks_user),
+        Rule("", "repository is for GitHub; project, issueType and user are for Jira", lambda s: not s.strangers),
     )
+
+    @property
+    def lacks_user(self) -> bool:
+        """Jira Cloud takes tokens with their user only."""
+        is_cloud = self.type is SinkType.JIRA and JIRA_CLOUD.match(self.url or "") is not None
+        return is_cloud and self.user is None
+
+    @property
+    def strangers(self) -> set[str]:
+        """Fields of another type, which nothing would read."""
+        own = {SinkType.GITHUB: _OF_GITHUB, SinkType.JIRA: _OF_JIRA}.get(self.type, set())
+        return self.model_fields_set & (_OF_GITHUB | _OF_JIRA) - own
 
     def secret(self) -> str:
         """Raises SinkError."""
@@ -74,33 +91,46 @@ class SinkError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """A ticket as it is to be told. `reference` is the sink's own name of it, from last time."""
+    """A ticket as it is to be told.
+
+    Attributes:
+        reference: the sink's own name of it, from last time.
+        cluster: the operator's setting cluster_name: sinks that several clusters share tell equal names apart by it.
+    """
 
     namespace: str
     ticket: str
     spec: OptimizationTicketSpec
     status: OptimizationTicketStatus
     reference: str = ""
+    cluster: str = ""
 
     @property
     def id(self) -> str:
         """The same for every repeat of the same news."""
-        return f"{self.spec.fingerprint}-{self.status.phase.lower()}-{self.status.occurrences}"
+        return f"{self.identity}-{self.status.phase.lower()}-{self.status.occurrences}"
+
+    @property
+    def identity(self) -> str:
+        """Of the ticket, in all clusters."""
+        return f"{self.cluster}-{self.spec.fingerprint}" if self.cluster else self.spec.fingerprint
 
     @property
     def title(self) -> str:
         about = f" of {self.spec.variant}" if self.spec.variant else ""
-        return f"{self.spec.cause}{about}: {self.namespace}/{self.spec.policy_ref.name} wastes capacity"
+        where = f" in {self.cluster}" if self.cluster else ""
+        return f"{self.spec.cause}{about}: {self.namespace}/{self.spec.policy_ref.name}{where} wastes capacity"
 
     @property
     def text(self) -> str:
         """For people; plain enough for Markdown and for Jira."""
         spec, evidence = self.spec, self.spec.evidence
         saving = f"Estimated saving a month: {spec.saving_per_month}\n\n" if spec.saving_per_month else ""
+        place = f"Cluster {self.cluster}, namespace {self.namespace}.\n\n" if self.cluster else ""
         return (
             f"{spec.recommendation.summary}\n\n"
             f"Signal {evidence.signal}: {evidence.value}, threshold {evidence.threshold}, over {evidence.window}.\n\n"
-            f"{saving}Decide with: kubectl -n {self.namespace} patch oticket {self.ticket} --type=merge"
+            f"{saving}{place}Decide with: kubectl -n {self.namespace} patch oticket {self.ticket} --type=merge"
             ' -p \'{"spec":{"decision":"Approved"}}\' (or Dismissed)'
         )
 

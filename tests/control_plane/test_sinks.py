@@ -170,7 +170,8 @@ class Jira(Server):
 class Told:
     """An operator's part: it writes the status that the outbox gives until the sink knows the phase."""
 
-    def __init__(self, folder: Path, entry: dict[str, Any], secret: str = "hush") -> None:
+    def __init__(self, folder: Path, entry: dict[str, Any], secret: str = "hush", cluster: str = "") -> None:
+        self.cluster = cluster
         (folder / "secret").write_text(secret)
         entry = {"name": "ops", "secretFile": str(folder / "secret"), **entry}
         self.file = folder / "sinks.json"
@@ -180,7 +181,10 @@ class Told:
     def restart(self) -> None:
         self.woken = asyncio.Event()
         backoff = Backoff(first_seconds=0.01, longest_seconds=0.05)
-        self.outbox = Outbox(SinksFile(self.file), lambda *_: self.woken.set(), backoff=backoff, jitter=lambda: 0.0)
+        file = SinksFile(self.file)
+        self.outbox = Outbox(
+            file, lambda *_: self.woken.set(), backoff=backoff, jitter=lambda: 0.0, cluster=self.cluster
+        )
 
     async def until(self, entry: Ticket, state: SinkState = SinkState.DELIVERED) -> Ticket:
         async with asyncio.timeout(20):
@@ -323,12 +327,42 @@ async def test_one_jira_issue_through_all_phases_and_a_crash(
     await told.outbox.stop()
 
 
+@pytest.mark.parametrize("type_", ["GitHub", "Jira"])
+async def test_two_clusters_with_equal_names_have_an_issue_each(
+    serve: Callable[[Server], Any], tmp_path: Path, type_: str
+) -> None:
+    server = await serve(GitHub() if type_ == "GitHub" else Jira(cloud=True))
+    own = {"repository": "team/models"} if type_ == "GitHub" else {"project": "ML", "user": "bot@example.com"}
+    references = []
+    for cluster in ("east", "west", "east", ""):  # the third is the first one again, which has forgotten everything
+        told = Told(tmp_path, {"type": type_, "url": server.url, **own}, cluster=cluster)
+        references.append((await told.until(ticket())).status.sinks[0].reference)
+        await told.outbox.stop()
+    assert references[0] == references[2]
+    assert len(set(references)) == 3
+    issues = json.dumps(server.issues)
+    assert "bot in east wastes capacity" in issues and "Cluster west, namespace shop." in issues
+
+
+async def test_events_say_which_cluster(serve: Callable[[Server], Any], tmp_path: Path) -> None:
+    hook = await serve(Hook())
+    told = Told(tmp_path, {"type": "Webhook", "url": f"{hook.url}/hook"}, cluster="east")
+    await told.until(ticket())
+    await told.outbox.stop()
+    event = json.loads(hook.events[0][1])
+    assert (event["id"], event["data"]["cluster"]) == ("east-0123456789-open-1", "east")
+    assert event["source"] == "/clusters/east/namespaces/shop/inferencepolicies/bot"
+
+
 @pytest.mark.parametrize(
     ("entry", "what"),
     [
         ({"type": "GitHub"}, "a GitHub sink needs repository"),
         ({"type": "Webhook"}, "this type of sink needs url"),
         ({"type": "Jira", "url": "https://x"}, "a Jira sink needs project"),
+        ({"type": "Jira", "url": "https://team.atlassian.net", "project": "ML"}, "Jira Cloud needs user"),
+        ({"type": "Webhook", "url": "https://x", "user": "bot"}, "issueType and user are for Jira"),
+        ({"type": "GitHub", "repository": "a/b", "project": "ML"}, "issueType and user are for Jira"),
         ({"type": "Webhook", "url": "file:///etc/passwd"}, "should match pattern"),
         ({"type": "Pager"}, "should be 'Webhook', 'GitHub' or 'Jira'"),
     ],
@@ -337,6 +371,12 @@ def test_a_wrong_entry_is_named(entry: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match="sink 0") as caught:
         parse_sinks(json.dumps([{"name": "ops", "secretFile": "/s", **entry}]))
     assert what in str(caught.value)
+
+
+def test_jira_data_center_takes_a_token_without_user() -> None:
+    entry = {"name": "ops", "secretFile": "/s", "type": "Jira", "project": "ML"}
+    for url in ("https://jira.example.com", "https://example.com/atlassian.net"):
+        assert parse_sinks(json.dumps([{**entry, "url": url}]))["ops"].user is None
 
 
 def test_a_broken_file_leaves_the_last_good_sinks(tmp_path: Path) -> None:

@@ -54,15 +54,14 @@ def container(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def environment(documents: list[dict[str, Any]]) -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in container(documents)["env"]}
+    return {entry["name"]: entry.get("value", "") for entry in container(documents)["env"]}
 
 
 def test_nothing_of_it_is_there_unless_it_is_asked_for(render, everything) -> None:
     plain = render()
     kinds = sorted(document["kind"] for document in plain if document["kind"] != "CustomResourceDefinition")
-    assert kinds == sorted(
-        ["ServiceAccount", "ClusterRole", "ClusterRole", "ClusterRole", "ClusterRoleBinding", "Service", "Deployment"]
-    )
+    roles = [*("ClusterRole", "ClusterRole", "ClusterRole", "ClusterRoleBinding"), *("Role", "RoleBinding")]
+    assert kinds == sorted(["ServiceAccount", *roles, "Service", "Deployment", "Lease", "NetworkPolicy"])
     new = environment(everything).keys() - environment(plain).keys()
     assert new == {
         f"SIXFOLD_{name}"
@@ -160,8 +159,8 @@ def test_who_may_query(render) -> None:
     assert own == {"podSelector": {}}, "of the release's namespace"
     assert others["namespaceSelector"]["matchExpressions"][0]["values"] == ["grafana"]
     assert [port["port"] for port in rule["ports"]] == [9090]
-    kinds = {document["kind"] for document in render(ON, "--set=prometheus.networkPolicy=false")}
-    assert "NetworkPolicy" not in kinds
+    open_ = render(ON, "--set=prometheus.networkPolicy=false")
+    assert ("NetworkPolicy", "sixfold-prometheus") not in {(d["kind"], d["metadata"]["name"]) for d in open_}
 
 
 def test_storage_and_retention(render) -> None:
@@ -244,6 +243,12 @@ def test_rules_and_dashboards_arrive_as_they_are(everything) -> None:
         ("sinks[0].name=hook,sinks[0].type=Mail", "at '/sinks/0/type'"),
         ("sinks[0].name=hook,sinks[0].type=Webhook,sinks[0].url=https://a.example", "missing property 'secretRef'"),
         ("sinks[0].name=gh,sinks[0].type=GitHub,sinks[0].repository=team", "at '/sinks/0/repository'"),
+        ("sinks[0].name=hook,sinks[0].type=Webhook,sinks[0].user=bot", "at '/sinks/0/user'"),
+        (
+            "sinks[0].name=board,sinks[0].type=Jira,sinks[0].project=ML,sinks[0].url=https://team.atlassian.net",
+            "missing property 'user'",
+        ),
+        ("clusterName=East_1", "at '/clusterName'"),
         ("dashboards.enabled=yes", "at '/dashboards/enabled'"),
         ("podMonitor.interval=often", "at '/podMonitor/interval'"),
     ],

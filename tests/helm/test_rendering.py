@@ -53,6 +53,7 @@ def test_the_operator_understands_its_environment(render, monkeypatch: pytest.Mo
     values = ["--set=watchNamespaces={team-a,team-b}", "--set=operator.logLevel=DEBUG", "--set=operator.workers=3"]
     images = ["--set=image.runtime.repository=example.com/runtime", "--set=image.runtime.tag=v2"]
     values += ["--set=image.runtime.pullPolicy=Always", "--set=hub.endpoint=https://hub.example.com/hf"]
+    values += ["--set=clusterName=east"]
     for entry in container(render(*values, *images))["env"]:
         monkeypatch.setenv(entry["name"], entry.get("value", "a-pod"))
         if entry["name"].startswith("SIXFOLD_"):
@@ -61,6 +62,7 @@ def test_the_operator_understands_its_environment(render, monkeypatch: pytest.Mo
     assert settings.runtime_image == "example.com/runtime:v2"
     assert settings.runtime_image_pull_policy == "Always"
     assert settings.hub_endpoint == "https://hub.example.com/hf"
+    assert settings.cluster_name == "east"
     assert settings.watch_namespaces == ["team-a", "team-b"]
     assert settings.log_level == "DEBUG"
     assert settings.workers == 3
@@ -90,8 +92,16 @@ def test_who_may_read_metrics_and_state(render, monkeypatch: pytest.MonkeyPatch,
         assert peer["podSelector"]["matchLabels"].items() <= pods[pod]["metadata"]["labels"].items()
     assert other == scraper
     assert settings.ingress_annotations == {"example.com/a": "b"}
-    names = {entry["name"] for entry in container(render("--set=networkPolicies.enabled=false"))["env"]}
-    assert "SIXFOLD_NETWORK_POLICIES" not in names
+    operators = [
+        d["spec"] for d in documents if (d["kind"], d["metadata"]["name"]) == ("NetworkPolicy", "sixfold-operator")
+    ]
+    ((rule,),) = [policy["ingress"] for policy in operators]
+    assert (rule["from"], rule["ports"]) == (settings.network_policy_observers, [{"port": 9400}])
+    off = render("--set=networkPolicies.enabled=false")
+    assert "SIXFOLD_NETWORK_POLICIES" not in {entry["name"] for entry in container(off)["env"]}
+    assert "NetworkPolicy" not in {document["kind"] for document in off}
+    (rules,) = [d["spec"]["ingress"] for d in render("--set=alerts.enabled=true") if d["kind"] == "NetworkPolicy"]
+    assert rules[1] == {"ports": [{"port": 9401}]}, "whoever sends alerts gives a token"
 
 
 def test_images(render) -> None:
