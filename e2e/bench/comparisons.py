@@ -146,6 +146,19 @@ def _quantised(result: Result) -> Iterator[Row]:
                 yield better(what, full, found[f"{kind} over {full}"], goal)
 
 
+def _operator(result: Result) -> Iterator[Row]:
+    large = result["large"]
+    count, cold, change = large["policies"], large["cold"], large["change"]
+    yield better(
+        f"{count} policies until all run", "a bare loop that applies the same", result["ratio"], result["goal"]
+    )
+    for what, phase in (("from cold", cold), ("after a change of all", change)):
+        again = phase["rest_writes"]
+        yield at_most(f"writes of a second reconcile, {what}", "none", again, 0, "writes")
+        yield at_most(f"API requests at rest, {what}", "none", phase["rest_requests_a_minute"], 60, "a minute")
+        yield at_most(f"resident memory, {what}", "none", phase["memory_mib"], 150, "MiB")
+
+
 def _any(result: Result) -> Iterator[Row]:
     """Every object within that has a ratio and a goal."""
     name = str(result.get("name", ""))
@@ -173,6 +186,7 @@ _READERS: dict[str, Callable[[Result], Iterator[Row]]] = {
     "kv_reuse": _kv_reuse,
     "streaming": _streaming,
     "quantised": _quantised,
+    "operator": _operator,
 }
 
 
