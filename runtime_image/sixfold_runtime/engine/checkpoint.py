@@ -118,7 +118,12 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
+        shards = read_json(index).get("weight_map")
+        names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ModelLoadError(f"{index} lists {name[:100]!r}, which is no safetensors file beside it")
+        files = [folder / name for name in names]
         for path in files:
             if not path.is_file():
                 raise ModelLoadError(f"{path} is missing, though {index.name} lists it: fetch it again")
@@ -126,6 +131,6 @@ def _weight_files(folder: Path) -> list[Path]:
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    pickles = sorted(path.name for kind in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{kind}"))
     hint = f" ({', '.join(pickles)}: pickled weights are never loaded, convert them)" if pickles else ""
     raise ModelLoadError(f"{single} is missing{hint}")
