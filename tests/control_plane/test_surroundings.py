@@ -86,9 +86,10 @@ def test_pods_admit_those_who_need_them(scene: Any) -> None:
     scene.ready_policy()
     for name in ("bot-engine", "bot-gateway", "chat-prepare"):
         there(scene, "NetworkPolicy", name)
-    (rule,) = scene.api.get("NetworkPolicy", "bot-engine")["spec"]["ingress"]
+    wire, metrics = engines = scene.api.get("NetworkPolicy", "bot-engine")["spec"]["ingress"]
     labels = {"sixfold.dev/policy": "bot", "sixfold.dev/component": "gateway"}
-    assert rule["from"] == [{"podSelector": {"matchLabels": labels}}, OBSERVER]
+    assert wire["from"] == [{"podSelector": {"matchLabels": labels}}]
+    assert metrics["from"] == [OBSERVER]
     assert "ingress" not in scene.api.get("NetworkPolicy", "chat-prepare")["spec"]
     change(scene, gateway={"allowFrom": [{"cidr": "10.0.0.0/8"}]})
 
@@ -100,7 +101,7 @@ def test_pods_admit_those_who_need_them(scene: Any) -> None:
     # By hand, and back.
     scene.api.patch("NetworkPolicy", "bot-engine", {"spec": {"ingress": [{}]}})
     scene.eventually(
-        "engines are closed again", lambda: scene.api.get("NetworkPolicy", "bot-engine")["spec"]["ingress"] == [rule]
+        "engines are closed again", lambda: scene.api.get("NetworkPolicy", "bot-engine")["spec"]["ingress"] == engines
     )
 
 

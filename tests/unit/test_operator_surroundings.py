@@ -61,20 +61,15 @@ def test_engines_admit_their_own_gateways_and_observers(component: str) -> None:
     manifest = network_policy(POLICY, component, spec(), SETTINGS)
     assert manifest["spec"]["policyTypes"] == ["Ingress"]
     assert manifest["spec"]["podSelector"]["matchLabels"] == service(POLICY, component)["spec"]["selector"]
-    (rule,) = manifest["spec"]["ingress"]
+    wire, metrics = manifest["spec"]["ingress"]
     gateways = {"podSelector": {"matchLabels": service(POLICY, "gateway")["spec"]["selector"]}}
-    assert rule == {"ports": [{"port": 8001, "protocol": "TCP"}], "from": [gateways, OBSERVER]}
-
-
-def test_with_tls_the_protocol_is_for_gateways_and_the_metrics_for_observers() -> None:
-    asked = spec(tls={"secretRef": {"name": "bot-tls"}})
-    wire, metrics = network_policy(POLICY, "engine", asked, SETTINGS)["spec"]["ingress"]
-    gateways = {"podSelector": {"matchLabels": service(POLICY, "gateway")["spec"]["selector"]}}
-    assert wire == {"ports": [{"port": 8443, "protocol": "TCP"}], "from": [gateways]}
-    assert metrics == {"ports": [{"port": 8001, "protocol": "TCP"}], "from": [OBSERVER]}
+    ports = [{"port": port, "protocol": "TCP"} for port in (8001, 8443)]
+    assert wire == {"ports": ports, "from": [gateways]}, "a rollout that turns TLS on or off cuts nobody off"
+    assert metrics == {"ports": ports[:1], "from": [OBSERVER]}
+    encrypted = spec(tls={"secretRef": {"name": "bot-tls"}})
+    assert network_policy(POLICY, component, encrypted, SETTINGS) == manifest
     nobody = SETTINGS.model_copy(update={"network_policy_observers": []})
-    assert network_policy(POLICY, "engine", asked, nobody)["spec"]["ingress"] == [wire]
-    assert network_policy(POLICY, "gateway", asked, SETTINGS) == network_policy(POLICY, "gateway", spec(), SETTINGS)
+    assert network_policy(POLICY, component, spec(), nobody)["spec"]["ingress"] == [wire]
 
 
 def test_gateways_admit_everybody_or_those_that_are_named() -> None:

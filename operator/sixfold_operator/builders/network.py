@@ -2,18 +2,28 @@
 
 Without spec.tls a pod has one port for everything, so whoever may read an engine's metrics may also open its protocol:
 engines admit the policy's gateways and those observers that the chart names (the operator, Prometheus). With it the
-protocol has a port of its own, for gateways only, and observers get the other one. Only what comes in is
-restricted: where pods may connect to (DNS, Redis, a hub) depends on the cluster. The kubelet's probes come from the
-pod's own node, which Kubernetes always lets in.
+protocol has a port of its own, where observers aren't admitted. Gateways are admitted to both, since pods of both kinds
+run side by side while a rollout turns it on or off.
+
+Only what comes in is restricted: where pods may connect to (DNS, Redis, a hub) depends on the cluster. The kubelet's
+probes come from the pod's own node, which Kubernetes always lets in.
 """
 
 from __future__ import annotations
 
 from sixfold_api.exposure import ClientPeer
-from sixfold_api.names import COMPONENT_LABEL, ENGINE_TLS_PORT, GATEWAY, PREPARE, VARIANT_LABEL, component_name
+from sixfold_api.names import (
+    COMPONENT_LABEL,
+    ENGINE_PORT,
+    ENGINE_TLS_PORT,
+    GATEWAY,
+    GATEWAY_PORT,
+    PREPARE,
+    VARIANT_LABEL,
+    component_name,
+)
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_operator.builders.common import Manifest, child, selector
-from sixfold_operator.builders.workload import PORTS
 from sixfold_operator.settings import OperatorSettings
 
 NETWORK_POLICY_KIND = "NetworkPolicy"
@@ -22,21 +32,21 @@ NETWORK_POLICY_KIND = "NetworkPolicy"
 def network_policy(policy: Manifest, component: str, spec: InferencePolicySpec, settings: OperatorSettings) -> Manifest:
     """Whom the pods of a component admit."""
     name = policy["metadata"]["name"]
-    peers: list[Manifest]
+    observers = settings.network_policy_observers
     if component == GATEWAY:
-        peers = [_client(peer) for peer in spec.gateway.allow_from]
+        clients = [_client(peer) for peer in spec.gateway.allow_from]
+        rules = [_rule([GATEWAY_PORT], [*clients, *observers] if clients else [])]
     else:
-        peers = [{"podSelector": {"matchLabels": selector(name, GATEWAY)}}]
-    observers = list(settings.network_policy_observers)
-    rules = [_rule(PORTS[component], [*peers, *observers] if peers else [])]
-    if component != GATEWAY and spec.tls is not None:
-        rules = [_rule(ENGINE_TLS_PORT, peers), *([_rule(PORTS[component], observers)] if observers else [])]
+        gateways = [{"podSelector": {"matchLabels": selector(name, GATEWAY)}}]
+        rules = [_rule([ENGINE_PORT, ENGINE_TLS_PORT], gateways)]
+        if observers:
+            rules.append(_rule([ENGINE_PORT], observers))
     return _isolated(policy, component_name(name, component), selector(name, component), rules)
 
 
-def _rule(port: int, peers: list[Manifest]) -> Manifest:
+def _rule(ports: list[int], peers: list[Manifest]) -> Manifest:
     """Without peers it admits everybody."""
-    return {"ports": [{"port": port, "protocol": "TCP"}], **({"from": peers} if peers else {})}
+    return {"ports": [{"port": port, "protocol": "TCP"} for port in ports], **({"from": peers} if peers else {})}
 
 
 def job_network_policy(variant: Manifest) -> Manifest:

@@ -76,7 +76,7 @@ GATEWAY_STARTUP_SECONDS = 600
 SLACK_SECONDS = 600
 """For pulling an image, and placing a pod, before it starts."""
 
-PORTS = {GATEWAY: GATEWAY_PORT, ENGINE: ENGINE_PORT, CLASSIFIER: ENGINE_PORT}
+_PORTS = {GATEWAY: GATEWAY_PORT, ENGINE: ENGINE_PORT, CLASSIFIER: ENGINE_PORT}
 
 
 def components(spec: InferencePolicySpec) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def components(spec: InferencePolicySpec) -> tuple[str, ...]:
 def service(policy: Manifest, component: str) -> Manifest:
     """The gateway's Service, or the headless one under which gateways find each engine pod."""
     name = policy["metadata"]["name"]
-    port = PORTS[component]
+    port = _PORTS[component]
     labels = selector(name, component)
     manifest = child(policy, "v1", "Service", component_name(name, component), labels)
     manifest["spec"] = {
@@ -221,7 +221,7 @@ def _entry(ref: KeyRef, file: str) -> Manifest:
 
 def _serve(main: Manifest, policy: Manifest, component: str, role: str, env: list[dict[str, Any]]) -> None:
     """Command, environment, port, probes and shutdown of a serving container."""
-    port = PORTS[component]
+    port = _PORTS[component]
     main["command"] = ["sixfold"]
     main["args"] = ["serve", "--role", role]
     main["env"] = [
