@@ -20,13 +20,14 @@ from prometheus_server import PrometheusServer
 
 from sixfold_runtime.cli import app
 from sixfold_runtime.report import command
-from sixfold_runtime.report.model import Figures, ReportError
+from sixfold_runtime.report.model import Cell, Figures, Quadrant, ReportError
 from sixfold_runtime.report.page import page
 
 CHROMIUM = shutil.which("chromium")
 START = datetime(2025, 6, 2, 9, tzinfo=UTC)
 END = datetime(2025, 6, 2, 10, tzinfo=UTC)
 SCRAPE_SECONDS = 15
+GATEWAY = "gateway:8000"
 ENGINE_SECONDS_BOUNDS = ("0.05", "0.1", "0.25", "0.5", "1.0", "+Inf")
 PRICES = {("assistant", "engine"): 3.6, ("assistant", "classifier"): 0.9, ("notes", "engine"): 7.2}
 
@@ -66,7 +67,7 @@ class Past:
 
         labels = {
             "namespace": "shop", "policy": policy, "variant": variant, "task": task, "level": traffic["level"],
-            "arm": "stable", "length_bucket": traffic["length"], "instance": "gateway:8000",
+            "arm": "stable", "length_bucket": traffic["length"], "instance": GATEWAY,
         }  # fmt: skip
         self.series("sixfold_requests_total", done, **labels, outcome="ok")
         self.series("sixfold_request_engine_seconds_sum", spent, **labels)
@@ -107,7 +108,7 @@ class Past:
 
 def made_up() -> str:
     past = Past()
-    past.series("up", lambda minute: 1, instance="gateway:8000")
+    past.series("up", lambda minute: 1, instance=GATEWAY)
     for (policy, component), price in PRICES.items():
         labels = {"namespace": "shop", "policy": policy, "component": component, "pod": "operator"}
         past.series("sixfold_cost_per_hour", lambda minute, price=price: price, **labels)
@@ -312,13 +313,40 @@ UNNAMED = """() => [...document.querySelectorAll("svg, [role=img]")]
     .filter(one => !one.getAttribute("aria-label")).map(one => one.outerHTML)"""
 
 
+def crowded(found: Figures) -> Figures:
+    """Many models with long names and little traffic, over days."""
+    names = [f"assistant-number-{number:02}-with-a-long-name" for number in range(15)]
+    columns = tuple(f"{hour:02}:00" for hour in range(24))
+    cells = tuple(
+        Cell(hour, "500-2000", name, 10.0 * (hour + at), 0.001 * (hour + at))
+        for at, name in enumerate(names) for hour in range(0, 24, 1 + at % 5)
+    )  # fmt: skip
+    quadrants = tuple(
+        Quadrant("500-2000", name, 0.02 / (1 + at), 123.4, 0.03 * at / 4, 0.01 + 0.01 * (at % 3))
+        for at, name in enumerate(names)
+    )
+    return dataclasses.replace(
+        found, columns=columns, is_daily=True, column_seconds=3600, cells=cells, quadrants=quadrants
+    )
+
+
 @with_prometheus
 @in_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_page_can_be_read(browser: Any, found: Figures, tmp_path: Path, scheme: str, width: int) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(page(found, "shop"), encoding="utf-8")
+    open_page(browser, page(found, "shop"), tmp_path / "report.html", scheme, width)
+
+
+@with_prometheus
+@in_chromium
+def test_a_crowded_page_can_be_read(browser: Any, found: Figures, tmp_path: Path) -> None:
+    open_page(browser, page(crowded(found), "shop"), tmp_path / "report.html", "light", 360)
+
+
+def open_page(browser: Any, text: str, path: Path, scheme: str, width: int) -> None:
+    """As a person would; fails where something can't be read, or asks anybody for anything."""
+    path.write_text(text, encoding="utf-8")
     tab = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}).new_page()
     complaints, requested = [], []
     tab.on("pageerror", lambda error: complaints.append(str(error)))

@@ -166,8 +166,8 @@ def test_growth_in_pieces_is_that_of_the_whole(lives: list[list[float]], cut: in
     """A counter that begins again at 0 now and then."""
     values = [value for life in lives for value in sorted(life)]
     samples = [(float(at), value) for at, value in enumerate(values)]
-    counters = Counters(start_seconds=0)
-    pieces = [*counters.grown("a", samples[:cut]), *counters.grown("a", samples[cut:])]
+    counters = Counters()
+    pieces = [grown for piece in (samples[:cut], samples[cut:]) for grown in counters.grown("a", piece, 0)]
     assert pieces == growth(samples, start_seconds=0)
 
 

@@ -44,10 +44,11 @@ def _weighed(figures: Figures) -> Iterator[tuple[float, str]]:
         yield 0.0, "Most requests ran below level 3: see RolledBack of the policy, or raise rollbackLevel."
     if figures.failed_share > 0.01:
         yield 0.0, f"{percent(figures.failed_share)} of the requests failed: look at the gateway's log by X-Request-ID."
-    for room in figures.memory:
-        if room.unused_share >= UNUSED_ROOM:
-            yield (
-                0.0,
-                f"{percent(room.unused_share)} of the memory that {room.variant} reserves for keys and values holds"
-                " nothing: more requests would fit, or a smaller accelerator.",
-            )
+    rooms = [room for room in figures.memory if room.unused_share >= UNUSED_ROOM]
+    if rooms:
+        room = max(rooms, key=lambda one: one.reserved_bytes - one.used_bytes)
+        yield (
+            0.0,
+            f"{percent(room.unused_share)} of the memory that {room.variant} reserves for keys and values holds"
+            " nothing: more requests would fit, or a smaller accelerator.",
+        )

@@ -44,14 +44,12 @@ def growth(samples: Samples, start_seconds: float, before: float | None = None) 
 class Counters:
     """Series that come in pieces, each from where the one before ended."""
 
-    def __init__(self, start_seconds: float) -> None:
-        """Series that are there at `start_seconds`, or before, don't begin in the period."""
-        self._start_seconds = start_seconds
+    def __init__(self) -> None:
         self._last: dict[Hashable, float] = {}
 
-    def grown(self, series: Hashable, samples: Samples) -> list[tuple[float, float]]:
+    def grown(self, series: Hashable, samples: Samples, start_seconds: float) -> list[tuple[float, float]]:
         """As `growth`, of the next piece of a series."""
-        found = growth(samples, self._start_seconds, self._last.get(series))
+        found = growth(samples, start_seconds, self._last.get(series))
         if samples:
             self._last[series] = samples[-1][1]
         return found

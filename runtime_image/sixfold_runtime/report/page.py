@@ -9,11 +9,13 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from sixfold_runtime.length_bucket import LENGTH_BUCKETS
 from sixfold_runtime.report import words
 from sixfold_runtime.report.model import Bin, CostSpread, Figures, Quadrant
 from sixfold_runtime.report.quadrant_plot import drawn, quadrant_plot
 from sixfold_runtime.report.summary import CAUSES
+
+MOST_ROWS, MOST_NAMES = 12, 4
+"""That a plot, or a heading, has at most."""
 
 
 class Bar(NamedTuple):
@@ -50,7 +52,9 @@ def page(figures: Figures, title: str) -> str:
         period=words.duration(3600 * figures.hours),
         bill=bill_parts(figures),
         waste=waste_bars(figures),
-        heat=heat_rows(figures),
+        heat=heat_rows(figures)[:MOST_ROWS],
+        heat_left_out=max(0, len(heat_rows(figures)) - MOST_ROWS),
+        most_rows=MOST_ROWS,
         ticks=tick_columns(len(figures.columns)),
         column_words=words.duration(figures.column_seconds),
         pairs=pairs(figures),
@@ -94,22 +98,25 @@ def waste_bars(figures: Figures) -> list[Bar]:
 
 
 def heat_rows(figures: Figures) -> list[Row]:
+    """A model and a length each, those with most requests first."""
     most = max(cell.share for cell in figures.cells)
     found: dict[tuple[str, str], dict[int, tuple[float, str]]] = {}
+    totals: dict[tuple[str, str], float] = {}
     for cell in figures.cells:
+        key = cell.variant, cell.length_bucket
         text = f"{figures.columns[cell.column]} UTC: {cell.requests:,.0f} requests, {words.percent(cell.share)}"
-        found.setdefault((cell.variant, cell.length_bucket), {})[cell.column] = (cell.share / most, text)
+        found.setdefault(key, {})[cell.column] = (cell.share / most, text)
+        totals[key] = totals.get(key, 0.0) + cell.requests
     return [
         Row(
             f"{variant}, {bucket} tokens",
-            tuple(cells.get(column, (0.0, f"{name} UTC: none")) for column, name in enumerate(figures.columns)),
+            tuple(
+                found[variant, bucket].get(column, (0.0, f"{name} UTC: none"))
+                for column, name in enumerate(figures.columns)
+            ),
         )
-        for (variant, bucket), cells in sorted(found.items(), key=lambda entry: (entry[0][0], _length(entry[0][1])))
+        for variant, bucket in sorted(found, key=lambda key: -totals[key])
     ]
-
-
-def _length(bucket: str) -> int:
-    return LENGTH_BUCKETS.index(bucket) if bucket in LENGTH_BUCKETS else len(LENGTH_BUCKETS)
 
 
 def tick_columns(count: int) -> list[int]:
@@ -118,8 +125,9 @@ def tick_columns(count: int) -> list[int]:
 
 
 def pairs(figures: Figures) -> list[Quadrant]:
-    """Requests whose cost is known, for the comparison of shares."""
-    return [entry for entry in figures.quadrants if entry.cost_share is not None]
+    """Requests whose cost is known, the dearest first, for the comparison of shares."""
+    known = [entry for entry in figures.quadrants if entry.cost_share is not None]
+    return sorted(known, key=lambda entry: -(entry.cost_share or 0.0))
 
 
 def capacity_columns(figures: Figures) -> list[tuple[float, float, str]]:
@@ -146,7 +154,8 @@ def spread_words(spread: CostSpread) -> str:
 
 def spread_title(spread: CostSpread) -> str:
     at = "" if spread.price is None else f", at {words.money(spread.price)} an hour"
-    return ", ".join(spread.variants) + at
+    many = len(spread.variants) > MOST_NAMES
+    return (f"{len(spread.variants)} models" if many else ", ".join(spread.variants)) + at
 
 
 def spread_bars(spread: CostSpread) -> list[Bar]:

@@ -32,7 +32,7 @@ STEPS_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
 LOOKBACK_SECONDS = 300
 """How far apart scrapes may be; as Prometheus has it."""
 FIRST_SCRAPES_SECONDS = 60
-"""Within which a Prometheus that just began has seen all that was there already."""
+"""Within which a Prometheus that just began has scraped all that was there already."""
 _ENGINE_SECONDS = "sixfold_request_engine_seconds"
 
 
@@ -104,7 +104,7 @@ class _Reading:
         # The last sample is to be the newest one: what remains of a step is added before the period.
         self._start, self._end = end - math.ceil((end - start) / self._step) * self._step, end
         self._window = f"{max(self._step, LOOKBACK_SECONDS)}s"
-        self._known_from = self._recorded_from()
+        self._first_seen = self._first_scrapes()
 
     def all(self) -> Counted:
         self._prices()
@@ -116,11 +116,21 @@ class _Reading:
         self._rooms()
         return self._counted
 
-    def _recorded_from(self) -> float:
-        """Until when series that appear were there already: what a Prometheus sees first, when it begins within the
-        period, may have run for days."""
-        first = next((samples[0][0] for _, samples in self._over("count(up)") if samples), self._start)
-        return self._start if first <= self._start else first + FIRST_SCRAPES_SECONDS
+    def _first_scrapes(self) -> dict[str, float]:
+        """Instance -> its first scrape, of those that a Prometheus which began within the period saw first."""
+        first: dict[str, float] = {}
+        for labels, samples in self._over("min by (instance) (timestamp(up))"):
+            if samples:
+                first.setdefault(labels.get("instance", ""), samples[0][0])
+        began = min(first.values(), default=self._start)
+        if began <= self._start:
+            return {}
+        return {instance: at for instance, at in first.items() if at <= began + FIRST_SCRAPES_SECONDS}
+
+    def _known_from(self, labels: Labels) -> float:
+        """Until when a series that appears was there already: what the first scrape of all shows may have run for
+        days, what appears later began within the period."""
+        return self._first_seen.get(labels.get("instance", ""), self._start)
 
     def _prices(self) -> None:
         newest = f"last_over_time({self._of('sixfold_cost_per_hour')}[{self._end - self._start}s])"
@@ -190,16 +200,17 @@ class _Reading:
     def _found_pods(self) -> dict[str, _Pod]:
         """Pods that held models in the period; counts the loads of those that started."""
         pods: dict[str, _Pod] = {}
-        loads: dict[tuple[str, str], tuple[float, float]] = {}
+        loads: dict[tuple[str, str], tuple[bool, float]] = {}
         for labels, samples in self._over(self._of("sixfold_model_load_seconds")):
             name, variant = _pod_name(labels), labels["variant"]
             pod = pods.setdefault(name, _Pod(_policy(labels), labels.get("component", "")))
             pod.variants.add(variant)
             pod.moments.update(at for at, _ in samples if at > self._start)
             if samples:
-                loads[name, variant] = loads.get((name, variant), samples[0])[0], samples[-1][1]
-        for (_, variant), (begun, seconds) in loads.items():
-            self._counted.loads[variant].add(seconds, has_started=begun > self._known_from)
+                has_started = samples[0][0] > self._known_from(labels)
+                loads[name, variant] = loads.get((name, variant), (has_started, 0.0))[0], samples[-1][1]
+        for (_, variant), (has_started, seconds) in loads.items():
+            self._counted.loads[variant].add(seconds, has_started)
         return pods
 
     def _place(self, pod: _Pod) -> Place:
@@ -223,9 +234,9 @@ class _Reading:
 
     def _grown(self, selector: str) -> Iterator[tuple[Labels, list[tuple[float, float]]]]:
         """Series of a counter, and when they grew by how much: the middle of the step in which they did."""
-        counters = Counters(self._known_from)
+        counters = Counters()
         for labels, samples in self._over(f"last_over_time({self._of(selector)}[{self._window}])"):
-            grown = counters.grown(tuple(sorted(labels.items())), samples)
+            grown = counters.grown(tuple(sorted(labels.items())), samples, self._known_from(labels))
             if grown:
                 yield labels, [(at - self._step / 2, number) for at, number in grown]
 

@@ -12,7 +12,7 @@ from sixfold_runtime.report.model import Quadrant
 LEFT, TOP, SIDE = 52.0, 24.0, 280.0
 WIDTH, HEIGHT = 344.0, 376.0
 DOT, LABEL_HEIGHT, DIGIT_WIDTH = 5.0, 14.0, 8.0
-MOST_DOTS = 20
+MOST_DOTS = 12
 MANY, BUSY = 0.25, 0.5
 """Share of the requests, and utilisation, at which quadrants meet."""
 _TICKS = (0.01, 0.05, 0.25, 0.5, 1.0)

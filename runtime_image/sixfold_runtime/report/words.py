@@ -57,9 +57,11 @@ def duration(seconds: float) -> str:
 
 def hours(value: float) -> str:
     """
-    >>> hours(2.5), hours(0.25), hours(0.001), hours(0)
-    ('2.5 h', '15 min', '3.6 s', '0 h')
+    >>> hours(12345.6), hours(2.5), hours(0.25), hours(0.001), hours(0)
+    ('12,346 h', '2.5 h', '15 min', '3.6 s', '0 h')
     """
+    if value >= 100:
+        return f"{value:,.0f} h"
     if value >= 1 or value == 0:
         return f"{value:,.1f}".removesuffix(".0") + " h"
     return f"{60 * value:.1f}".removesuffix(".0") + " min" if value >= 1 / 60 else f"{3600 * value:.1f} s"
