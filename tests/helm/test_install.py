@@ -180,7 +180,8 @@ def test_an_upgrade_brings_new_fields_and_keeps_what_is_there(release, helm, kub
     assert kubectl("get", "ipol", "kept", "-o", "jsonpath={.metadata.uid}") == uid
 
 
-def test_crds_that_are_not_kept_go_with_the_release(release, helm, kubectl) -> None:
+def test_crds_that_are_not_kept_go_with_the_release_and_take_policies_along(release, helm, kubectl) -> None:
     release("--set=crds.keep=false")
+    eventually(lambda: apply(kubectl))
     helm("uninstall", "sixfold")
     kubectl("wait", "--for=delete", "--timeout=30s", "crd/inferencepolicies.sixfold.dev")
