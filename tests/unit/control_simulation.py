@@ -21,8 +21,9 @@ from sixfold_operator.control.view import remembered, state_of
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TIMING = Timing(interval=60.0)
-RETRY_LOOKS = 720
-"""Between two times that a human asks for everything again: half a day."""
+RETRY_LOOKS = 90
+"""A human asks for everything again after so many looks on average, of those at which something is off; every other
+time what was broken is mended."""
 VIEW = View(
     ceiling=3,
     levels=(0, 1, 2, 3),
@@ -193,19 +194,22 @@ class World:
 
 
 def simulate(hours: int, seed: int) -> Figures:
-    """So many hours of one policy, a look a minute, an operator that restarts, a human who asks anew twice a day."""
+    """So many hours of one policy, a look a minute, an operator that restarts, a human who asks anew."""
     world, figures = World(seed), Figures(hours)
     view, now = VIEW, START
     state = decide(State(), view, (), None, now).state
     left: dict[str, list[datetime]] = {}
+    human = random.Random(seed)
     for tick in range(int(hours * 3600 / TIMING.interval)):
         now += timedelta(seconds=TIMING.interval)
         figures.ticks += 1
-        if tick % RETRY_LOOKS == RETRY_LOOKS - 1 and (state.suspended or target(state, view) < view.ceiling):
+        is_off = state.suspended or target(state, view) < view.ceiling
+        if is_off and human.random() < 1 / RETRY_LOOKS:
             view, left = replace(view, retry_token=str(tick)), {}
             state = decide(state, view, (), None, now).state
+            is_mended = human.random() < 1 / 2
             for fault in world.faults:
-                fault.looks = 0
+                fault.looks, fault.ends = 0, now if is_mended else fault.ends
         if tick % 500 == 499:
             state = _restarted(state)
             figures.restarts += 1
