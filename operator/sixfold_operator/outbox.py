@@ -86,8 +86,8 @@ class Outbox:
             elif entry.phase is not ticket.status.phase:
                 if entry.state is SinkState.DELIVERED:
                     entry = entry.model_copy(update={"state": SinkState.PENDING, "message": ""})
-                message = Message(namespace, ticket.name, ticket.spec, ticket.status, entry.reference, self._cluster)
-                self._send(name, place, message)
+                news = Message(namespace, ticket.name, ticket.spec, ticket.status, entry.reference, self._cluster)
+                self._send(name, place, news)
             sinks.append(entry)
         return ticket.status.model_copy(update={"sinks": sinks})
 

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from control_life import INTERVAL_SECONDS, Life, sound
+from control_life import INTERVAL_SECONDS, Life
 
 from sixfold_api.conditions import timestamp
 from sixfold_api.control_status import TrialStatus, TunedValue
