@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from sixfold_api.base import ApiModel, Rule
-from sixfold_api.scalars import Duration, Unquoted, duration_seconds
+from sixfold_api.scalars import Duration, NoFloat, Unquoted, duration_seconds
 
 DEFAULT_IDLE_SECONDS = 600.0
 
@@ -31,9 +31,9 @@ MIN_NOT_OVER_MAX = Rule(
 class GatewayAutoscalingSpec(ApiModel):
     """The number of gateways follows their CPU use. The operator then leaves `replicas` of the Deployment alone."""
 
-    min_replicas: Annotated[int, Field(ge=1, le=100), Unquoted] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=100), Unquoted, NoFloat] = 1
     """Fewest pods. Gateways never sleep: they hold the request that wakes the engines."""
-    max_replicas: Annotated[int, Field(ge=1, le=100), Unquoted]
+    max_replicas: Annotated[int, Field(ge=1, le=100), Unquoted, NoFloat]
     """Most pods."""
     scaler: Scaler = Scaler.AUTO
     """HPA is Kubernetes' own autoscaler, KEDA writes a ScaledObject. Auto takes KEDA where it is installed and the
@@ -56,9 +56,9 @@ class GatewayAutoscalingSpec(ApiModel):
 class EngineAutoscalingSpec(ApiModel):
     """The number of engines follows the load. The operator then leaves `replicas` of the Deployment alone."""
 
-    min_replicas: Annotated[int, Field(ge=0, le=1000), Unquoted] = 1
+    min_replicas: Annotated[int, Field(ge=0, le=1000), Unquoted, NoFloat] = 1
     """Fewest pods. 0 lets engines sleep while nobody asks: the next request waits until they are back."""
-    max_replicas: Annotated[int, Field(ge=1, le=1000), Unquoted]
+    max_replicas: Annotated[int, Field(ge=1, le=1000), Unquoted, NoFloat]
     """Most pods."""
     scaler: Scaler = Scaler.AUTO
     """HPA is Kubernetes' own autoscaler, KEDA writes a ScaledObject. Auto takes KEDA where it is installed and the

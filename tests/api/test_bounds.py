@@ -74,6 +74,8 @@ NEEDED = {
     ("policyRef",),
 }
 """Blocks that a rule needs in the full example."""
+COMPARED = {("autoscaling", "minReplicas"), ("autoscaling", "maxReplicas")}
+"""Numbers that a rule compares with each other."""
 _LONG_KEY = f"{'a' * 253}/{'b' * 63}"
 
 LONGEST = {
@@ -180,6 +182,8 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         return
     if path[-1] == "maxRequestSize":  # its bounds are a rule, see test_rules.py
         node = {key: value for key, value in node.items() if key not in ("minimum", "maxLength")}
+    if path[-2:] in COMPARED:  # of each other, see test_rules.py
+        node = {key: value for key, value in node.items() if key not in ("minimum", "maximum")}
     if "minimum" in node:
         yield "smallest", replaced(full, path, node["minimum"]), None
         words = f"should be greater than or equal to {node['minimum']}"
@@ -192,7 +196,7 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "in quotes", replaced(full, path, str(value)), "must be of type integer"
         yield "a boolean", replaced(full, path, True), "must be of type integer"
         yield "a fraction", replaced(full, path, 1.5), "must be of type integer"
-        if {"bits", "groupSize", "depths", "steps"} & set(path):
+        if {"bits", "groupSize", "depths", "steps"} & set(path) or path[-2:] in COMPARED:
             # CEL reads them, and takes no float for a whole number.
             words = "no such overload: isSorted" if "steps" in path else "expected int, got float64"
             yield "a whole float", replaced(full, path, float(value)), words
@@ -232,7 +236,7 @@ def _cases_of(full: Any, path: Steps, node: dict[str, Any]) -> Iterator[tuple[st
         yield "an object", replaced(full, path, {}), "must be of type array"
     if node.get("type") == "object":
         if path not in NEEDED and not isinstance(path[-1], int):
-            required = path[-1] in ("variantRef", "draftVariantRef", "source", "training", "urlSecretRef")
+            required = path[-1] in ("variantRef", "draftVariantRef", "source", "training", "urlSecretRef", "secretRef")
             yield "null", replaced(full, path, None), "Required value" if required else None
         yield "text", replaced(full, path, "text"), "must be of type object"
         if "maxProperties" in node:
@@ -391,6 +395,13 @@ DEFAULTS_ELSEWHERE = {
         "generation/speculative/threshold/minProbability": "0.1",
         "generation/speculative/threshold/guard": "Coherence",
         "generation/subgraphs/tasks/0/pinned": False,
+        "engine/autoscaling/minReplicas": 1,
+        "engine/autoscaling/scaler": "Auto",
+        "classification/engine/autoscaling/minReplicas": 1,
+        "classification/engine/autoscaling/scaler": "Auto",
+        "gateway/autoscaling/minReplicas": 1,
+        "gateway/autoscaling/scaler": "Auto",
+        "gateway/autoscaling/cpuPercent": 80,
     },
     VARIANT: {
         "precision/modules/0/full": False,
