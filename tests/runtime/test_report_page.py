@@ -216,14 +216,15 @@ def test_what_modes_did_and_what_memory_holds(found: Figures) -> None:
 
 
 @with_prometheus
-def test_an_hour_has_columns_of_minutes_and_a_week_hours_of_the_day(prometheus: str, found: Figures) -> None:
+def test_columns_are_minutes_and_the_period_begins_when_prometheus_did(prometheus: str, found: Figures) -> None:
     assert (found.columns[:2], found.column_seconds, len(found.columns)) == (("09:00", "09:05"), 300, 12)
     level_0 = [cell for cell in found.cells if cell.variant == "notes"]
     assert {cell.column for cell in level_0} <= set(range(6, 12))
     week = command.answer(asked(prometheus, since="168h"), END)
-    assert (week.is_daily, len(week.columns)) == (True, 24)
+    assert (week.start, week.hours) == ("2025-06-02 08:30 UTC", pytest.approx(1.5, rel=0.01))
+    assert "began to record at 2025-06-02 08:30" in week.missing[-1]
     assert week.requests == found.requests, "what was there when Prometheus began may be older than the week"
-    assert {cell.column for cell in week.cells} <= {8, 9, 10}
+    assert week.bill == pytest.approx(found.bill + 0.5 * (3.6 + 0.9 + 7.2), rel=0.02)
 
 
 @with_prometheus

@@ -182,3 +182,4 @@ def _missing(counted: Counted) -> Iterable[str]:
         yield "The length of some prompts is unknown: they were refused or failed before they were read."
     if counted.skipped_lines:
         yield f"{counted.skipped_lines:,} lines of the log were no requests and were skipped."
+    yield from counted.notes

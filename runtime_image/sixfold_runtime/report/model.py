@@ -101,6 +101,7 @@ class Counted:
         prices: what a pod costs an hour, as policies say.
         price_elsewhere: what one costs where policies don't say.
         split_policies: those known to have classifier pods of their own.
+        notes: what a reader must know of the data.
     """
 
     source: str = ""
@@ -125,6 +126,7 @@ class Counted:
     prices: dict[Place, float] = field(default_factory=dict)
     price_elsewhere: float | None = None
     split_policies: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
     skipped_lines: int = 0
 
 

@@ -48,7 +48,9 @@ class PrometheusSource:
     def read(self, since: timedelta, now: datetime) -> Counted:
         """What was counted from `since` before `now` on."""
         end = int(now.timestamp())
-        start = end - int(since.total_seconds())
+        asked_from = end - int(since.total_seconds())
+        self._check_names(asked_from, end)
+        start = self._recorded_from(asked_from, end)
         counted = Counted(
             source=self._api.name,
             start=moment(start),
@@ -56,8 +58,20 @@ class PrometheusSource:
             hours=(end - start) / 3600,
             slots=Slots.of(start, end),
         )
-        self._check_names(start, end)
-        return _Reading(self._api, self._where, start, end, counted).all()
+        if start > asked_from:
+            counted.notes.append(f"{self._api.name} began to record at {counted.start}: nothing is known of before.")
+        return _Reading(self._api, self._where, start, end, counted, is_young=start > asked_from).all()
+
+    def _recorded_from(self, start: int, end: int) -> int:
+        """When this Prometheus began, if that was within the period; else the period's start."""
+        step = max(1, (end - start) // POINTS)
+        first = self._first_up(start, end, step)
+        if first is None or first <= start:
+            return start
+        return self._first_up(first - step, first, max(1, step // POINTS)) or first
+
+    def _first_up(self, start: int, end: int, step: int) -> int | None:
+        return min((int(samples[0][0]) for _, samples in self._api.over("count(up)", start, end, step)), default=None)
 
     def _check_names(self, start: int, end: int) -> None:
         """The policies that are asked for are there; an error names those that are."""
@@ -97,14 +111,17 @@ class _Pod:
 class _Reading:
     """One period of one Prometheus."""
 
-    def __init__(self, api: PrometheusApi, where: str, start: int, end: int, counted: Counted) -> None:
+    def __init__(
+        self, api: PrometheusApi, where: str, start: int, end: int, counted: Counted, is_young: bool = False
+    ) -> None:
+        """`is_young`: Prometheus began at `start`, and what it saw first may be older."""
         self._api, self._where, self._counted = api, where, counted
         steps = (step for step in STEPS_SECONDS if step * POINTS >= end - start)
         self._step = next(steps, STEPS_SECONDS[-1])
         # The last sample is to be the newest one: what remains of a step is added before the period.
         self._start, self._end = end - math.ceil((end - start) / self._step) * self._step, end
         self._window = f"{max(self._step, LOOKBACK_SECONDS)}s"
-        self._first_seen = self._first_scrapes()
+        self._first_seen = self._first_scrapes() if is_young else {}
 
     def all(self) -> Counted:
         self._prices()
@@ -117,15 +134,12 @@ class _Reading:
         return self._counted
 
     def _first_scrapes(self) -> dict[str, float]:
-        """Instance -> its first scrape, of those that a Prometheus which began within the period saw first."""
+        """Instance -> its first scrape, of those that a Prometheus saw first when it began."""
         first: dict[str, float] = {}
         for labels, samples in self._over("min by (instance) (timestamp(up))"):
             if samples:
                 first.setdefault(labels.get("instance", ""), samples[0][0])
-        began = min(first.values(), default=self._start)
-        if began <= self._start:
-            return {}
-        return {instance: at for instance, at in first.items() if at <= began + FIRST_SCRAPES_SECONDS}
+        return {instance: at for instance, at in first.items() if at <= self._start + FIRST_SCRAPES_SECONDS}
 
     def _known_from(self, labels: Labels) -> float:
         """Until when a series that appears was there already: what the first scrape of all shows may have run for
