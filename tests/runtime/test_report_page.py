@@ -20,8 +20,9 @@ from prometheus_server import PrometheusServer
 
 from sixfold_runtime.cli import app
 from sixfold_runtime.report import command
-from sixfold_runtime.report.model import Cell, Figures, Quadrant, ReportError
+from sixfold_runtime.report.model import Figures, ReportError
 from sixfold_runtime.report.page import page
+from sixfold_runtime.report.parts import Cell, Quadrant
 
 CHROMIUM = shutil.which("chromium")
 START = datetime(2025, 6, 2, 9, tzinfo=UTC)

@@ -9,19 +9,8 @@ from dataclasses import replace
 
 from sixfold_runtime.report import modes, money
 from sixfold_runtime.report.advice import advice
-from sixfold_runtime.report.model import (
-    SCHEMA_VERSION,
-    UNKNOWN,
-    Capacity,
-    Cell,
-    Counted,
-    Figures,
-    Load,
-    Place,
-    Quadrant,
-    ReportError,
-    Spent,
-)
+from sixfold_runtime.report.model import SCHEMA_VERSION, UNKNOWN, Counted, Figures, Place, ReportError, Spent
+from sixfold_runtime.report.parts import Capacity, Cell, Load, Quadrant
 from sixfold_runtime.report.spread import spreads
 from sixfold_runtime.report.summary import summary
 from sixfold_runtime.waste import wasted_flops_ratio

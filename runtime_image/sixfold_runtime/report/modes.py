@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sixfold_runtime.report.model import Counted, ExitDepth, Memory, ModeResult
+from sixfold_runtime.report.model import Counted
+from sixfold_runtime.report.parts import ExitDepth, Memory, ModeResult
 from sixfold_runtime.report.words import percent
 
 TALLIES = {

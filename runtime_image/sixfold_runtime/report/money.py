@@ -9,18 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from sixfold_runtime.report.model import (
-    CLASSIFIER,
-    ENGINE,
-    Capacity,
-    ColumnHours,
-    Counted,
-    Held,
-    LevelCost,
-    Place,
-    Spent,
-    Work,
-)
+from sixfold_runtime.report.model import CLASSIFIER, ENGINE, Counted, Held, Place, Spent, Work
+from sixfold_runtime.report.parts import Capacity, ColumnHours, LevelCost
 
 HOUR_SECONDS = 3600
 CLASSIFICATIONS = ("Classification", "TokenClassification")

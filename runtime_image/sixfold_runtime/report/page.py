@@ -10,7 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from sixfold_runtime.report import words
-from sixfold_runtime.report.model import Bin, CostSpread, Figures, Quadrant
+from sixfold_runtime.report.model import Figures
+from sixfold_runtime.report.parts import Bin, CostSpread, Quadrant
 from sixfold_runtime.report.quadrant_plot import drawn, quadrant_plot
 from sixfold_runtime.report.summary import CAUSES
 

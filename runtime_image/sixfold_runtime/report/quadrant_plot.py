@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from sixfold_runtime.report.model import Quadrant
+from sixfold_runtime.report.parts import Quadrant
 
 LEFT, TOP, SIDE = 52.0, 24.0, 280.0
 WIDTH, HEIGHT = 344.0, 376.0

@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from sixfold_runtime.report.model import Bin, CostSpread, Counted
+from sixfold_runtime.report.model import Counted
 from sixfold_runtime.report.money import HOUR_SECONDS, place_of, price
+from sixfold_runtime.report.parts import Bin, CostSpread
 
 QUANTILES = (("median", 0.5), ("P90", 0.9), ("P99", 0.99))
 FINE = 1.02
