@@ -73,6 +73,8 @@ class Life:
 
     Attributes:
         faulty: what is wrong with requests now.
+        down: why Prometheus can't be asked.
+        garbled: what becomes of its answer on the way.
         watches: whether there is a Prometheus.
     """
 
@@ -84,6 +86,7 @@ class Life:
     alerts: dict[str, Heard] = field(default_factory=dict)
     requests: float = 500.0
     down: str = ""
+    garbled: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
 
     def __post_init__(self) -> None:
         self.now, self.seconds = START, 0.0
@@ -116,6 +119,11 @@ class Life:
     def run(self, seconds: float) -> Life:
         for _ in range(round(seconds / INTERVAL_SECONDS)):
             self.look(INTERVAL_SECONDS)
+        return self
+
+    def rest(self) -> Life:
+        """Long enough for every window to pass."""
+        self.look(700.0)
         return self
 
     def look(self, seconds: float = 0.0) -> Decided:
@@ -162,7 +170,8 @@ class Life:
     def _snapshot(self) -> Snapshot:
         if self.down:
             return Snapshot(self.now, {}, {}, "PrometheusError", self.down)
-        return Snapshot(self.now, {signal.name: tuple(self._readings(signal)) for signal in SIGNALS})
+        readings = {signal.name: tuple(self._readings(signal)) for signal in SIGNALS}
+        return self.garbled(Snapshot(self.now, readings))
 
     def _readings(self, signal: Signal) -> list[Reading]:
         by_level, by_arm = LABELS[signal.name]

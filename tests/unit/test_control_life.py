@@ -86,7 +86,7 @@ def test_a_policy_without_alerts_is_told_that_nothing_is_watched() -> None:
 
 
 def test_a_mode_on_trial_that_pods_cannot_run_is_not_promoted() -> None:
-    life = Life(spec={**CANARY, "rollbackLevel": 0}).run(100)
+    life = Life(spec={**CANARY, "rollbackLevel": 0}).rest()
     life.change(rollbackLevel=2)
     assert life.decided.state.canary is not None and life.decided.state.canary.mode is Mode.QUANTIZED
     why = "pod bot-engine-0: the weights have no fast kernel here"
@@ -105,7 +105,7 @@ def test_a_mode_on_trial_that_pods_cannot_run_is_not_promoted() -> None:
 
 def test_a_signal_that_blames_the_mode_on_trial_ends_it() -> None:
     """The signal tells no arms apart: only the canary drafts."""
-    life = Life(spec={**CANARY, "rollbackLevel": 0, "generation": GENERATION}).run(100)
+    life = Life(spec={**CANARY, "rollbackLevel": 0, "generation": GENERATION}).rest()
     life.faulty = lambda modes: {"AcceptanceRate"} if Mode.SPECULATIVE in modes else set()
     life.change(rollbackLevel=2)
     assert life.decided.state.canary is not None and life.decided.state.canary.mode is Mode.SPECULATIVE
@@ -137,7 +137,7 @@ def test_old_figures_promote_no_canary() -> None:
 def in_trial(failure_limit: int) -> Life:
     """A value has just been set, which begins a cooldown of an hour."""
     analysis = {"cooldown": "1h", "recoverAfter": "2h", "failureLimit": failure_limit}
-    life = Life(analysis=analysis, spec={"remediation": "AutoApply"}).run(700)
+    life = Life(analysis=analysis, spec={"remediation": "AutoApply"}).rest()
     began = timestamp(life.now)
     value = TunedValue(path=PATH, value="3", base="5", since=began)
     trial = TrialStatus(path=PATH, objective="0.01", since=began)

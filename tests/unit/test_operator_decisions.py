@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sixfold_api.analysis import HashBy
 from sixfold_api.conditions import Condition, ConditionStatus
+from sixfold_api.control_status import Suspension
 from sixfold_api.effective import effective
-from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus
-from sixfold_api.runtime_config import PodState
+from sixfold_api.modes import Mode, ModeState
+from sixfold_api.policy import InferencePolicySpec, InferencePolicyStatus, ModeStatus
+from sixfold_api.runtime_config import CanaryConfig, PodState
 from sixfold_api.variant import ModelVariantSpec
 from sixfold_operator.builders.common import with_hash
 from sixfold_operator.builders.job import Inputs
@@ -334,6 +339,48 @@ def test_pods_that_go_without_redis_tell() -> None:
     assert (note.reason, note.warning) == ("PodsGoWithout", True)
     for other in (findings(redis, states={"a": state("a", 1)}), findings(redis, level=2)):
         assert "KVReuseDegraded" not in {entry.type for entry in build_status(other, NOW).conditions}
+
+
+def test_a_mode_on_trial_that_a_pod_cannot_run_is_unsupported_and_stays_so() -> None:
+    """While it is tried, and after its trial ended because of that; once it is tried again, it is on trial."""
+    spec = InferencePolicySpec.model_validate(
+        {
+            "generation": {"variantRef": {"name": "chat"}, "quantized": {"variantRef": {"name": "int8"}}},
+            "canary": {"steps": [5]},
+        }
+    )
+    found, why = decided(spec), "pod a: no kernel"
+
+    def modes(
+        states: dict[str, PodState], reason: str, *, tried: bool, before: Sequence[ModeStatus] = ()
+    ) -> ModeStatus:
+        off = Suspension(mode=Mode.QUANTIZED, reason=reason, since="2030-01-01T00:00:00Z")
+        trial = CanaryConfig(percent=5, hash_by=HashBy.REQUEST, config=effective(spec).config) if tried else None
+        findings = Findings(
+            policy={
+                "metadata": {"name": "bot", "namespace": "n", "generation": 1},
+                "status": InferencePolicyStatus(modes=list(before)).to_dict(),
+            },
+            spec=spec,
+            decided=replace(found, state=replace(found.state, suspended=(off,))),
+            effective=effective(spec, suspended={Mode.QUANTIZED: reason}),
+            reach=reach([], {}, 0),
+            variants=Verdict(True, "Ready", ""),
+            deployments={},
+            pods={},
+            states=states,
+            canary=trial,
+        )
+        return next(mode for mode in build_status(findings, NOW).modes if mode.name is Mode.QUANTIZED)
+
+    told = modes({"a": state("a", 1, unsupported={"Quantized": "no kernel"})}, "Canary", tried=True)
+    assert (told.state, told.reason) == (ModeState.UNSUPPORTED, why)
+    later = modes({"a": state("a", 2)}, "Unsupported", tried=False, before=[told])
+    assert (later.state, later.reason) == (ModeState.UNSUPPORTED, why)
+    other = modes({"a": state("a", 2)}, "AcceptanceRate", tried=False, before=[told])
+    assert other.state is ModeState.SUSPENDED
+    again = modes({"a": state("a", 3)}, "Canary", tried=True, before=[later])
+    assert (again.state, again.reason) == (ModeState.CANARY, "on for 5 % of the requests")
 
 
 def test_pods_are_poked_when_they_lag_and_never_twice_with_the_same_value() -> None:

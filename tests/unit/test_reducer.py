@@ -273,7 +273,8 @@ def test_a_human_wins_at_once() -> None:
 
 
 def test_nothing_is_judged_before_the_delay_and_while_not_ready() -> None:
-    for view in (replace(VIEW, ready_since=None), replace(VIEW, ready_since=NOW + timedelta(hours=2))):
+    slow = replace(TIMING, initial_delay=7200)
+    for view in (replace(VIEW, ready_since=None), replace(VIEW, ready_since=NOW, timing=slow)):
         loop = Loop(view).tick(latency(BREACH), disagreement(BREACH), times=20)
         assert loop.target == 3
         assert {signal.verdict for signal in loop.state.signals} == {UNKNOWN}
@@ -303,6 +304,11 @@ def test_a_clock_that_went_back_holds_the_cooldown_for_one_cooldown_at_most() ->
     assert loop.target == 2
     loop.tick(latency(BREACH), times=2)
     assert loop.target == 1
+
+
+def test_a_clock_that_went_back_behind_the_ready_policy_still_judges() -> None:
+    loop = Loop(replace(VIEW, ready_since=NOW + timedelta(days=1))).tick(latency(BREACH), times=3)
+    assert loop.target == 2
 
 
 def test_a_clock_that_leapt_ahead_is_not_taken_for_health() -> None:

@@ -73,10 +73,11 @@ def is_cooling(state: State, view: View, now: datetime) -> bool:
 
 
 def is_judged(view: View, now: datetime) -> bool:
-    """Whether the policy has been ready for long enough."""
+    """Whether the policy has been ready for long enough; also where that began in the future, as clocks that went back
+    have it."""
     if view.ready_since is None:
         return False
-    return (now - view.ready_since).total_seconds() >= view.timing.initial_delay
+    return abs((now - view.ready_since).total_seconds()) >= view.timing.initial_delay
 
 
 def count(state: State, view: View, observed: Sequence[Observed], *, judged: bool) -> State:
