@@ -214,7 +214,7 @@ def gate(
 
 
 Prometheus = Annotated[str | None, typer.Option(help="Address of the Prometheus that scrapes the policies.")]
-Logs = Annotated[list[Path] | None, typer.Option(help="Or the gateways' request logs; - is standard input. Repeatable.")]
+Logs = Annotated[list[Path] | None, typer.Option(help="Or the gateways' request logs; - is stdin. Repeatable.")]
 OfNamespace = Annotated[str | None, typer.Option("-n", "--namespace", help="Only of this namespace.")]
 OfPolicy = Annotated[str | None, typer.Option(help="Only of this policy.")]
 Since = Annotated[str | None, typer.Option(help="How far back, such as 24h; of logs all of them.")]
