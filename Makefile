@@ -10,7 +10,7 @@ STAGE := ./e2e/stage
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-api test-models test-runtime test-cluster lint unit api runtime journeys crds models images bench gpu-check cluster-up cluster-down
+.PHONY: help demo demo-down test test-api test-models test-runtime test-cluster lint unit api runtime journeys crds models images sbom bench gpu-check cluster-up cluster-down
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -73,6 +73,13 @@ models: .venv/.synced ## build the example models that are not committed
 
 images: .venv/.synced ## build both images and bring them into the cluster
 	@$(RUN) e2e/cluster/cluster.py images
+
+sbom: | $(UV) ## what each image holds, as CycloneDX: .cache/sbom/*.cdx.json
+	@mkdir -p .cache/sbom
+	@$(UV) export --quiet --frozen --no-default-groups --extra operator --format cyclonedx1.5 \
+	  --output-file .cache/sbom/operator.cdx.json > /dev/null
+	@$(UV) export --quiet --frozen --no-default-groups --extra runtime --extra quantise --format cyclonedx1.5 \
+	  --output-file .cache/sbom/runtime.cdx.json > /dev/null
 
 bench: .venv/.synced ## product and peer side by side: B=<name>, or all and one table (QUICK=1 for a minute each)
 	@$(RUN) e2e/bench/bench.py $(B)
