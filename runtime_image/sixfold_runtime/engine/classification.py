@@ -188,7 +188,8 @@ class ClassificationRunner:
         now = self._clock()
         for text in texts:
             self._stamp(text, config)
-            self._metrics.queued(now - text.arrived_seconds)
+            text.queued_seconds = now - text.arrived_seconds
+            self._metrics.queued(text.queued_seconds)
         if texts:
             self._run = self._new_run(texts)
             tokens = sum(text.tokens for text in texts)
@@ -260,6 +261,7 @@ class ClassificationRunner:
             layers=answer.layers,
             exited=answer.exited,
             engine_seconds=text.account.engine_seconds,
+            queued_seconds=text.queued_seconds,
         )
         return text.key[0], done
 

@@ -38,6 +38,8 @@ class Text:
     task_slice: TaskSlice | None = None
     """Held until the end; None for the model's own head, and while it is being loaded."""
     cancelled: bool = False
+    queued_seconds: float = 0.0
+    """From its arrival until it began."""
     account: TextAccount = field(default_factory=TextAccount)
 
     @property

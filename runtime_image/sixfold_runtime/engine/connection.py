@@ -24,6 +24,8 @@ from sixfold_runtime.engine.protocol import (
     decode_to_engine,
     encode,
 )
+from sixfold_runtime.engine.traces import RequestTraces
+from sixfold_runtime.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +37,13 @@ _MAX_REASON_BYTES = 120
 class Connection:
     """Moves frames between a WebSocket and the engine. It is the sink of all requests that came over it."""
 
-    def __init__(self, socket: WebSocket, engine: Engine) -> None:
+    def __init__(self, socket: WebSocket, engine: Engine, tracing: Tracing | None = None) -> None:
         self._socket = socket
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[ToGateway] = asyncio.Queue()
         self._is_sending = False
+        self._traces = RequestTraces(tracing) if tracing is not None else None
 
     @property
     def is_flushed(self) -> bool:
@@ -53,6 +56,8 @@ class Connection:
 
     def deliver(self, chunks: Sequence[Chunk], dones: Sequence[Done]) -> None:
         """Queue a step's results; from any thread."""
+        if self._traces is not None:
+            self._traces.delivered(chunks, dones)
         messages: list[ToGateway] = [Step(list(chunks))] if chunks else []
         messages += dones
         self._from_thread(messages)
@@ -102,9 +107,13 @@ class Connection:
                 await self._refuse(_INVALID_PAYLOAD, f"malformed frame: {error}")
                 return
             if isinstance(message, Submit):
+                if self._traces is not None:
+                    self._traces.arrived(message.requests)
                 self._engine.submit(self, message.requests)
                 self._engine.give_turns(set(message.swap_turns))
             elif isinstance(message, Cancel):
+                if self._traces is not None:
+                    self._traces.forget(message.ids)
                 self._engine.cancel(self, message.ids)
             elif isinstance(message, Prefetch):
                 prefetch(self._engine, message)

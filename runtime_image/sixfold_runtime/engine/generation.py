@@ -245,7 +245,8 @@ class GenerationRunner:
     def _begin(self, sequence: Sequence, config: RuntimeConfig) -> None:
         self._intake.begin(sequence, config)
         self._room.begun(sequence)
-        self._metrics.queued(self._clock() - sequence.arrived_seconds)
+        sequence.queued_seconds = self._clock() - sequence.arrived_seconds
+        self._metrics.queued(sequence.queued_seconds)
         self._metrics.reused(sequence.level, sequence.cached_tokens)
         self._accounting.begins(sequence, config.of(sequence.arm).kv_reuse)
 

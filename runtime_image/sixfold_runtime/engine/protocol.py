@@ -61,6 +61,8 @@ class Generate(msgspec.Struct, frozen=True, omit_defaults=True, tag="generate"):
     """What the client calls the conversation; a hint where keys and values may be found, never a key to them."""
     kv_reuse: bool = True
     """False: neither look for keys and values of an earlier request nor keep those of this one."""
+    traceparent: str = ""
+    """W3C trace context of who asks; "" for a request that isn't traced."""
 
 
 class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
@@ -77,6 +79,8 @@ class Classify(msgspec.Struct, frozen=True, omit_defaults=True, tag="classify"):
     """Report this many labels, the likeliest; None is all."""
     early_exit: bool = True
     """False: through all layers, whatever the level."""
+    traceparent: str = ""
+    """W3C trace context of who asks; "" for a request that isn't traced."""
 
 
 Request = Generate | Classify
@@ -196,6 +200,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag="done"):
     """Tokens of the prompt whose keys and values were found instead of computed."""
     engine_seconds: float = 0.0
     """Of the engine's time, this request's share: of each forward that it was computed in."""
+    queued_seconds: float = 0.0
+    """From its arrival here until it began."""
 
 
 class TaskInfo(msgspec.Struct, frozen=True, omit_defaults=True):

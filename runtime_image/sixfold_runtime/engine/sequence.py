@@ -49,6 +49,8 @@ class Sequence:
     may_keep: bool = True
     """False: its keys and values aren't kept for later requests when its answer is complete."""
     level_sent: bool = False
+    queued_seconds: float = 0.0
+    """From its arrival until it began."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     account: Account = field(default_factory=Account)
@@ -95,11 +97,12 @@ class Sequence:
             accepted_tokens=self.accepted_tokens,
             cached_tokens=self.cached_tokens,
             engine_seconds=self.account.engine_seconds,
+            queued_seconds=self.queued_seconds,
         )
 
     def failed(self, error: RequestError) -> Done:
         done = failed(self.request.id, self.level, error, len(self.request.token_ids), self.stream.tokens)
-        return replace(done, engine_seconds=self.account.engine_seconds)
+        return replace(done, engine_seconds=self.account.engine_seconds, queued_seconds=self.queued_seconds)
 
 
 def slices_of(sequences: Iterable[Sequence]) -> list[TaskSlice | None] | None:

@@ -21,6 +21,7 @@ from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.protocol import PATH, SUBPROTOCOL, MissingModel, ModelInfo, State
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.settings import RuntimeSettings
+from sixfold_runtime.tracing import tracing_for
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class EngineServer:
         self.settings = settings
         self.config = config
         self.metrics = EngineMetrics(settings)
+        self.tracing = tracing_for(Role.ENGINE, settings)
         self.connections: set[Connection] = set()
         self._loop = asyncio.get_running_loop()
         self._counts_changed = asyncio.Event()
@@ -89,7 +91,7 @@ class EngineServer:
         if SUBPROTOCOL not in socket.scope["subprotocols"]:
             await socket.close(_PROTOCOL_ERROR, f"this engine speaks {SUBPROTOCOL}")
             return
-        connection = Connection(socket, self.engine)
+        connection = Connection(socket, self.engine, self.tracing)
         connection.send(self.state())
         self.connections.add(connection)
         self._share_turns()
@@ -205,6 +207,8 @@ def create_engine_app(settings: RuntimeSettings, config: ConfigSource, *, limits
         await server.drain()
         task.cancel()
         await asyncio.to_thread(server.engine.stop)
+        if server.tracing is not None:
+            await asyncio.to_thread(server.tracing.close)
 
     app = FastAPI(title="Sixfold engine", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_observation(app)

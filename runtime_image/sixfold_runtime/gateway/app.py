@@ -38,6 +38,7 @@ def create_gateway_app(settings: RuntimeSettings, config: ConfigStore) -> FastAP
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+            await gateway.close()
 
     # The document is at /openapi.json; FastAPI's page for it would load scripts from elsewhere.
     app = FastAPI(

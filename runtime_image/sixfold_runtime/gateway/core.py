@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from sixfold_api.runtime_config import EffectiveConfig, ModelState, PodState, Role
@@ -16,6 +17,7 @@ from sixfold_runtime.gateway.batcher import Batcher
 from sixfold_runtime.gateway.deadline import Deadlines
 from sixfold_runtime.gateway.dictionary import DictionaryFile
 from sixfold_runtime.gateway.dispatch import Dispatcher
+from sixfold_runtime.gateway.envelope import API_PREFIX, REQUEST_ID_HEADER
 from sixfold_runtime.gateway.errors import DEADLINE_EXCEEDED, ApiError
 from sixfold_runtime.gateway.exchange import Exchange, request_id
 from sixfold_runtime.gateway.headers import asked_terms
@@ -27,6 +29,7 @@ from sixfold_runtime.gateway.sse import ClientLeftError, read_body
 from sixfold_runtime.modes.arms import arm_key, arm_of
 from sixfold_runtime.settings import RuntimeSettings
 from sixfold_runtime.tls import PeerContext
+from sixfold_runtime.tracing import TRACEPARENT_HEADER, tracing_for
 
 RESTART_SECONDS = 5.0
 """How long a request waits for an engine to become ready: the gap of a restart, not of an outage."""
@@ -56,6 +59,7 @@ class Gateway:
         self.stream_dictionary = DictionaryFile(settings.stream_dictionary_directory)
         self._limiter = RateLimiter()
         self._deadlines = Deadlines()
+        self._tracing = tracing_for(Role.GATEWAY, settings)
         self._activity = Activity()
 
     async def run(self) -> None:
@@ -65,13 +69,22 @@ class Gateway:
             tasks.create_task(self._batcher.run())
             tasks.create_task(self._keys.run())
 
+    async def close(self) -> None:
+        """Once nothing runs any more."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
     def _engine_wait_seconds(self) -> float:
         return WAKE_SECONDS if self.config.current.stable.may_sleep else RESTART_SECONDS
 
-    def begin(self, header: str, path: str) -> Exchange:
+    def begin(self, headers: Headers, path: str) -> Exchange:
         stable = self.config.current.stable
         deadline = self._deadlines.begin(time.monotonic() + stable.request_limits.timeout_seconds)
-        return Exchange(request_id(header), self.metrics, stable.level, path, deadline)
+        exchange = Exchange(request_id(headers.get(REQUEST_ID_HEADER, "")), self.metrics, stable.level, path, deadline)
+        if self._tracing is not None and path.startswith(API_PREFIX):
+            about = {"url.path": path[:200], "sixfold.request_id": exchange.id}
+            exchange.trace = self._tracing.request(headers.get(TRACEPARENT_HEADER, ""), about)
+        return exchange
 
     def drain(self, seconds: float) -> None:
         """Be unready from now on, and end in `seconds` with an error what runs then."""

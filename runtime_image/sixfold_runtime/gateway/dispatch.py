@@ -8,11 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from sixfold_api.gateway import Priority
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.protocol import SWAPPING, Chunk, Done, Failure, Generate, MissingModel, ModelInfo, Request
 from sixfold_runtime.gateway.affinity import conversation_key, prompt_key
-from sixfold_runtime.gateway.batcher import Batcher, Group, Ticket
+from sixfold_runtime.gateway.batcher import Batcher, Group, Placed, Ticket
 from sixfold_runtime.gateway.errors import ApiError, deadline_exceeded, unavailable
 from sixfold_runtime.gateway.exchange import Exchange
 from sixfold_runtime.gateway.pool import Choice, Pool
@@ -127,8 +129,10 @@ class Dispatcher:
                 break
             exchange.model, exchange.task, exchange.slice = choice.model.name, call.task, call.slice
             request = await call.build(choice)
+            if exchange.trace is not None:
+                request = replace(request, traceparent=exchange.trace.traceparent)
             exchange.longest_tokens = max(exchange.longest_tokens, len(request.token_ids))
-            placed = await self._batcher.place(_ticket(call, choice, request, arrived_seconds, tried))
+            placed = await self._place(_ticket(call, choice, request, arrived_seconds, tried), exchange)
             if placed is None:
                 continue
             tried.append(placed.session)
@@ -152,6 +156,14 @@ class Dispatcher:
             if delivered and not call.buffered:
                 raise failure
         raise failure or self._none_ready(call)
+
+    async def _place(self, ticket: Ticket, exchange: Exchange) -> Placed | None:
+        began_seconds = time.time()
+        placed = await self._batcher.place(ticket)
+        if exchange.trace is not None:
+            pod = "" if placed is None or placed.session.state is None else placed.session.state.pod
+            exchange.trace.part("batch", began_seconds, {"sixfold.engine": pod})
+        return placed
 
     async def _pick(self, call: Call, tried: Sequence[Session], wait_seconds: float | None) -> Choice | None:
         """An engine that could serve the call. Raises ApiError (504) where the deadline ends the wait for one."""

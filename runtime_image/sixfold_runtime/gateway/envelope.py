@@ -25,8 +25,10 @@ class Envelope:
     Plain ASGI, since a middleware that wraps responses would hide that the client left.
     """
 
-    def __init__(self, app: ASGIApp, begin: Callable[[str, str], Exchange], is_draining: Callable[[], bool]) -> None:
-        """`begin(X-Request-ID or "", path)` starts an exchange."""
+    def __init__(
+        self, app: ASGIApp, begin: Callable[[Headers, str], Exchange], is_draining: Callable[[], bool]
+    ) -> None:
+        """`begin(headers, path)` starts an exchange."""
         self._app = app
         self._begin = begin
         self._is_draining = is_draining
@@ -35,7 +37,7 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = self._begin(Headers(scope=scope).get(REQUEST_ID_HEADER, ""), scope["path"])
+        exchange = self._begin(Headers(scope=scope), scope["path"])
         scope.setdefault("state", {})["exchange"] = exchange
 
         async def send_enveloped(message: Message) -> None:

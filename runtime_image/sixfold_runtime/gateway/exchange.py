@@ -20,10 +20,25 @@ from sixfold_runtime.gateway.headers import Terms
 from sixfold_runtime.gateway.metrics import GatewayMetrics, RequestLabels
 from sixfold_runtime.length_bucket import length_bucket
 from sixfold_runtime.logs import rfc3339
+from sixfold_runtime.tracing import RequestTrace
 
 log = logging.getLogger("sixfold.requests")
 CLIENT_CLOSED = 499
 """Status in the log of a request whose client left before the answer ended; nginx's number for it."""
+_ATTRIBUTES = {
+    "status": "http.response.status_code",
+    "tenant": "sixfold.tenant",
+    "model_name": "gen_ai.response.model",
+    "task": "sixfold.task",
+    "level": "sixfold.level",
+    "arm": "sixfold.arm",
+    "input_length": "gen_ai.usage.input_tokens",
+    "output_length": "gen_ai.usage.output_tokens",
+    "cached_length": "sixfold.cached_tokens",
+    "engine_seconds": "sixfold.engine_seconds",
+    "finish_reason": "gen_ai.response.finish_reason",
+}
+"""Of a request's span: what its line in the log says too."""
 _BEFORE_ADMISSION = Terms(Priority.NORMAL, RequestLimits().timeout_seconds)
 
 
@@ -48,6 +63,7 @@ class Exchange:
         parts_engine_seconds: that engines spent on calls on its behalf.
         is_part: it is such a call itself.
         activity: where it counts as one that runs; None until it is let in.
+        trace: its spans, where requests are traced.
     """
 
     id: str
@@ -76,6 +92,7 @@ class Exchange:
     client_left: bool = False
     is_part: bool = False
     activity: Activity | None = None
+    trace: RequestTrace | None = None
 
     @property
     def labels(self) -> RequestLabels:
@@ -97,6 +114,7 @@ class Exchange:
             terms=self.terms,
             arm=self.arm,
             is_part=True,
+            trace=self.trace,
         )
 
     def tokens(self, chunk: Chunk, last_seconds: float | None) -> float | None:
@@ -161,9 +179,11 @@ class Exchange:
             "finish_reason": self.finish_reason,
             "error_code": self.error_code,
         }
-        log.info(
-            "request", extra={"fields": {name: value for name, value in fields.items() if value not in ("", None)}}
-        )
+        said = {name: value for name, value in fields.items() if value not in ("", None)}
+        log.info("request", extra={"fields": said})
+        if self.trace is not None:
+            about = {_ATTRIBUTES[name]: said[name] for name in _ATTRIBUTES.keys() & said.keys()}
+            self.trace.end(about, self.error_code or ("client_left" if self.client_left else ""))
 
     def _outcome(self, status: int) -> str:
         """ok, error (ours), refused (the caller's fault), limited, cancelled. A stream may fail after its 200."""
