@@ -38,6 +38,8 @@ CREDENTIALS_DIRECTORY = "/etc/sixfold/credentials"
 CLAIMS_DIRECTORY = "/claims"
 """Each claim is mounted at /claims/<claim>."""
 
+ENV_OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""OpenTelemetry's own name; read by its SDK."""
 # Read by the runtime as settings with the prefix SIXFOLD_.
 ENV_POLICY = "SIXFOLD_POLICY"
 ENV_NAMESPACE = "SIXFOLD_NAMESPACE"

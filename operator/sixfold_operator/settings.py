@@ -18,6 +18,8 @@ class OperatorSettings(BaseSettings):
     """imagePullPolicy of those pods."""
     hub_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = ""
     """Address of the hub that hf:// sources are fetched from; empty takes the public one."""
+    otlp_endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?)?$")] = ""
+    """Collector that gateways and engines send traces to, as OTLP over HTTP; empty: none are made."""
     network_policies: bool = False
     """Whether pods admit only those who need them."""
     network_policy_observers: list[dict[str, Any]] = []

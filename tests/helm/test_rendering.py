@@ -53,6 +53,7 @@ def test_the_operator_understands_its_environment(render, monkeypatch: pytest.Mo
     values = ["--set=watchNamespaces={team-a,team-b}", "--set=operator.logLevel=DEBUG", "--set=operator.workers=3"]
     images = ["--set=image.runtime.repository=example.com/runtime", "--set=image.runtime.tag=v2"]
     values += ["--set=image.runtime.pullPolicy=Always", "--set=hub.endpoint=https://hub.example.com/hf"]
+    values += ["--set=tracing.otlpEndpoint=http://collector:4318"]
     values += ["--set=clusterName=east"]
     for entry in container(render(*values, *images))["env"]:
         monkeypatch.setenv(entry["name"], entry.get("value", "a-pod"))
@@ -62,6 +63,7 @@ def test_the_operator_understands_its_environment(render, monkeypatch: pytest.Mo
     assert settings.runtime_image == "example.com/runtime:v2"
     assert settings.runtime_image_pull_policy == "Always"
     assert settings.hub_endpoint == "https://hub.example.com/hf"
+    assert settings.otlp_endpoint == "http://collector:4318"
     assert settings.cluster_name == "east"
     assert settings.watch_namespaces == ["team-a", "team-b"]
     assert settings.log_level == "DEBUG"
@@ -201,6 +203,7 @@ def test_a_service_monitor_finds_the_service(render) -> None:
         ("image.runtime.tag=v1:v2", "at '/image/runtime/tag'"),
         ("image.operator.repository=", "at '/image/operator/repository'"),
         ("hub.endpoint=hub.example.com", "at '/hub/endpoint'"),
+        ("tracing.otlpEndpoint=collector:4318", "at '/tracing/otlpEndpoint'"),
         ("networkPolicies.scrapers={any}", "at '/networkPolicies/scrapers/0': got string, want object"),
         ("crds.enabled=perhaps", "at '/crds/enabled': got string, want boolean"),
         ("watchNamespaces=team-a", "at '/watchNamespaces': got string, want array"),

@@ -379,3 +379,11 @@ def test_encryption_reaches_gateway_and_engines_and_leaves_the_observers_their_p
     assert json.loads(environment(gateway)["SIXFOLD_ENGINES"]) == ["bot-engine:8443"]
     plain = engine_deployment(POLICY, "engine", asked.engine, [MODEL], ["models"], SETTINGS)
     assert "SIXFOLD_TLS_DIRECTORY" not in json.dumps(plain)
+
+
+def test_traces_go_where_the_chart_says() -> None:
+    traced = SETTINGS.model_copy(update={"otlp_endpoint": "http://collector:4318"})
+    served = engine_deployment(POLICY, "engine", spec().engine, [MODEL], ["models"], traced)
+    for manifest in (gateway_deployment(POLICY, spec(), traced), served):
+        assert environment(manifest)["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4318"
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in environment(gateway_deployment(POLICY, spec(), SETTINGS))

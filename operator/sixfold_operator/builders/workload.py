@@ -23,6 +23,7 @@ from sixfold_api.names import (
     ENV_ENGINES,
     ENV_MODELS,
     ENV_NAMESPACE,
+    ENV_OTLP_ENDPOINT,
     ENV_POD,
     ENV_POLICY,
     ENV_REDIS_DIRECTORY,
@@ -120,7 +121,7 @@ def gateway_deployment(policy: Manifest, spec: InferencePolicySpec, settings: Op
         mounts.append(Mount("stream-dictionary", source, STREAM_DICTIONARY_DIRECTORY))
         env.append({"name": ENV_STREAM_DICTIONARY_DIRECTORY, "value": STREAM_DICTIONARY_DIRECTORY})
     main = container(settings, GATEWAY, gateway.pod, mounts)
-    _serve(main, policy, GATEWAY, "gateway", env)
+    _serve(main, policy, GATEWAY, "gateway", [*env, *_tracing(settings)])
     main["startupProbe"] = http_probe("/healthz", GATEWAY_PORT, 2, GATEWAY_STARTUP_SECONDS // 2)
     template = _template(name, GATEWAY, pod_spec(main, gateway.pod, mounts))
     _drain(template["spec"], spec.drain_seconds)
@@ -156,7 +157,7 @@ def engine_deployment(
     env += [{"name": ENV_MODELS, "value": _models_json(models)}, {"name": ENV_DEVICE, "value": device}]
     if redis is not None:
         env.append({"name": ENV_REDIS_DIRECTORY, "value": REDIS_DIRECTORY})
-    _serve(main, policy, component, "engine", env)
+    _serve(main, policy, component, "engine", [*env, *_tracing(settings)])
     if tls is not None:
         main["ports"].append({"name": "wire", "containerPort": ENGINE_TLS_PORT, "protocol": "TCP"})
     # Started means loaded: until then only this deadline ends the pod.
@@ -205,6 +206,10 @@ def _redis_mount(redis: RedisSpec) -> Mount:
     if redis.ca_secret_ref is not None:
         entries.append(_entry(redis.ca_secret_ref, REDIS_CA_FILE))
     return Mount("redis", {"projected": {"sources": [{"secret": entry} for entry in entries]}}, REDIS_DIRECTORY)
+
+
+def _tracing(settings: OperatorSettings) -> list[dict[str, Any]]:
+    return [{"name": ENV_OTLP_ENDPOINT, "value": settings.otlp_endpoint}] if settings.otlp_endpoint else []
 
 
 def _add_tls(tls: TLSSpec | None, mounts: list[Mount], env: list[dict[str, Any]]) -> None:
