@@ -87,6 +87,14 @@ def kubectl() -> Path:
     return Path(shutil.which("kubectl") or ensure(control_plane_only=True) / "kubectl")
 
 
+def kubernetes_version() -> str:
+    """The version that go.mod names, as 1.2.3."""
+    found = re.search(r"^\tk8s\.io/kubernetes v(\d+\.\d+\.\d+)$", (NODE_SOURCE / "go.mod").read_text(), re.M)
+    if found is None:
+        raise HarnessError(f"{NODE_SOURCE / 'go.mod'} requires no released k8s.io/kubernetes")
+    return found[1]
+
+
 def source_hash() -> str:
     """12 hex digits that name the sources and versions that the programs are built from."""
     digest = hashlib.sha256(HELM.encode())
@@ -104,11 +112,9 @@ def _module_folder(source: Path) -> Path:
 
 
 def _version_flags() -> str:
-    """Linker flags that put the Kubernetes version of go.mod where `kubectl version` and Helm look for it."""
-    found = re.search(r"^\tk8s\.io/kubernetes v((\d+)\.(\d+)\.\d+)$", (NODE_SOURCE / "go.mod").read_text(), re.M)
-    if found is None:
-        raise HarnessError(f"{NODE_SOURCE / 'go.mod'} requires no released k8s.io/kubernetes")
-    version, major, minor = found.groups()
+    """Linker flags that put the Kubernetes version where `kubectl version` and Helm look for it."""
+    version = kubernetes_version()
+    major, minor, _ = version.split(".")
     values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     return " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())
 

@@ -36,6 +36,7 @@ PATHS = {
     "Ingress": "/apis/networking.k8s.io/v1/{}/ingresses",
     "HTTPRoute": "/apis/gateway.networking.k8s.io/v1/{}/httproutes",
     "HorizontalPodAutoscaler": "/apis/autoscaling/v2/{}/horizontalpodautoscalers",
+    "ScaledObject": "/apis/keda.sh/v1alpha1/{}/scaledobjects",
 }
 
 

@@ -91,20 +91,17 @@ tcp-keepalive 60
 {{ .image.repository }}{{ if hasPrefix "sha256:" $tag }}@{{ else }}:{{ end }}{{ $tag }}
 {{- end -}}
 
-{{/* What the operator does, by exact kind and verb. It reads no Secrets: pods mount them by name. */}}
+{{/* What the operator does, by exact kind and verb; tests/control_plane/test_rights.py holds it to that. It reads no Secrets: pods mount them by name. */}}
 {{- define "sixfold.rules" -}}
 - apiGroups: [sixfold.dev]
   resources: [inferencepolicies, modelvariants]
-  verbs: [get, list, watch]
-- apiGroups: [sixfold.dev]
-  resources: [inferencepolicies/status, modelvariants/status]
-  verbs: [get, patch]
+  verbs: [list, watch]
 - apiGroups: [sixfold.dev]
   resources: [optimizationtickets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [sixfold.dev]
-  resources: [optimizationtickets/status]
-  verbs: [get, patch]
+  resources: [inferencepolicies/status, modelvariants/status, optimizationtickets/status]
+  verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
@@ -134,7 +131,7 @@ tcp-keepalive 60
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
