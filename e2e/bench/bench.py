@@ -26,6 +26,7 @@ BENCHES = {
     "batching": "batches by length over fixed batches of 8 and a first-come token-budget queue, one heavy-tailed load",
     "kv_reuse": "time to first token with keys and values from Redis over computing them, and what 8 and 4 bits cost",
     "streaming": "plain events over zstd, gzip and sse-zstd: bytes, CPU a token, and when clients can read each event",
+    "operator": "500 policies on a kwok cluster: a bare loop that applies the same over it; writes, requests, memory",
     "quantised": "decoding at width 2,048: INT4 and INT8 over full precision, for 1 and 8 rows",
 }
 
