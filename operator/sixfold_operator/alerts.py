@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from sixfold_api.analysis import AlertAction, AlertRule
 from sixfold_api.control_status import SignalStatus, Verdict
 from sixfold_operator import metrics
+from sixfold_operator.control.memory import ALERT_PREFIX
 from sixfold_operator.control.model import Action, Observed
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,6 @@ FORGOTTEN_AFTER_SECONDS = 5 * 3600.0
 """A firing alert that is not repeated for so long has ended: Alertmanager repeats every 4 hours by default."""
 MAX_LABEL_SETS = 1000
 """Of one alert and policy that are remembered."""
-PREFIX = "Alert/"
 
 Place = tuple[str, str]
 Text = Annotated[str, Field(max_length=1024)]
@@ -220,7 +220,7 @@ def observed_alerts(
 
 def _observed(rules: Sequence[AlertRule], firing: Firing, held: set[str], are_all: bool) -> Iterator[Observed]:
     for rule in rules:
-        name, heard = f"{PREFIX}{rule.alert_name}", firing.get(rule.alert_name)
+        name, heard = f"{ALERT_PREFIX}{rule.alert_name}", firing.get(rule.alert_name)
         if heard is None and name in held:
             continue
         fires = heard is not None and heard.is_firing
@@ -232,8 +232,8 @@ def _observed(rules: Sequence[AlertRule], firing: Firing, held: set[str], are_al
             is_primary=are_all,
             why=f"Alertmanager says that {rule.alert_name} fires" if fires else "",
         )
-    for name in sorted(held - {f"{PREFIX}{rule.alert_name}" for rule in rules}):
-        if name.startswith(PREFIX):
+    for name in sorted(held - {f"{ALERT_PREFIX}{rule.alert_name}" for rule in rules}):
+        if name.startswith(ALERT_PREFIX):
             yield Observed(name=name, verdict=Verdict.OK)
 
 

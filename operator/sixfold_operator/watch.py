@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from sixfold_operator.cache import Cache, Place
 from sixfold_operator.collector import Collector, SignalsFile
 from sixfold_operator.prometheus import Prometheus
 from sixfold_operator.reconcile.context import Clock
-from sixfold_operator.reconcile.decided import Watched
+from sixfold_operator.reconcile.decided import NOTHING_WATCHED
 from sixfold_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ class Watch:
         self._settings = settings
         self._cache = cache
         self._leads = False
-        self._prometheus = self._collector = None
+        self._prometheus = self._collector = self._alerts = None
+        self.watched = NOTHING_WATCHED
         if settings.prometheus_url:
             self._prometheus = Prometheus(
                 settings.prometheus_url,
@@ -48,16 +50,11 @@ class Watch:
             self._collector = Collector(
                 self._prometheus, signals, self._places, self._interval_seconds, wake, clock.now
             )
+            self.watched = replace(self.watched, signals=self._collector.signals, snapshot=self._collector.snapshot)
         token_file = settings.alerts_token_file
-        self._alerts = None
         if token_file is not None:
             self._alerts = Alerts(token_file, self._listed, wake, clock.now, lambda: self._leads)
-        self.watched = Watched(
-            signals=self._collector.signals if self._collector else tuple,
-            snapshot=self._collector.snapshot if self._collector else lambda *_: None,
-            firing=self._alerts.firing if self._alerts else lambda *_: {},
-            hears=self._alerts is not None,
-        )
+            self.watched = replace(self.watched, firing=self._alerts.firing, hears=True)
 
     async def start(self) -> None:
         if self._alerts is not None:

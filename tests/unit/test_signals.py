@@ -81,7 +81,7 @@ def test_a_file_changes_and_adds() -> None:
     signals = {signal.name: signal for signal in load(document)}
     first, further, waste = signals["TTFTP95"], signals["Toxicity"], signals["Chatter"]
     assert (first.window_seconds, first.min_samples, first.threshold, first.clear) == (15.0, 5.0, 0.8, 0.8)
-    assert "[15000ms]" in query_of(first)
+    assert "[15s]" in query_of(first)
     assert (further.action, further.blames, further.window_seconds) == (Action.SUSPEND, Mode.SPECULATIVE, 120.0)
     assert (waste.kind, waste.cause) == (SignalKind.WASTE, Cause.CANCELLED)
     assert len(signals) == len(BUILT_IN) + 2

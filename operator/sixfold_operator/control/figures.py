@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from sixfold_api.runtime_config import STABLE
 from sixfold_operator.control.canary import ArmFigures
 from sixfold_operator.control.model import Reading, Snapshot
-
-STABLE = "stable"
 
 
 def request_cost_seconds(snapshot: Snapshot, level: int | None = None, arm: str = STABLE) -> float | None:

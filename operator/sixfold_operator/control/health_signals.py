@@ -21,8 +21,8 @@ from sixfold_operator.control.promql import (
 _SHADOW_SECONDS = 600.0
 _COMPARED = 'result=~"agree|differ"'
 _LABELS = f'task!="Generation",{_COMPARED}'
-_BLOCKS, _LOOKED_UP = "sixfold_kv_blocks_total", 'result!="skipped"'
-_DRAFTED, _ACCEPTED = "sixfold_draft_tokens_total", "sixfold_accepted_tokens_total"
+BLOCKS, LOOKED_UP = "sixfold_kv_blocks_total", 'result!="skipped"'
+DRAFTED, ACCEPTED = "sixfold_draft_tokens_total", "sixfold_accepted_tokens_total"
 _ASKED = "sixfold_exit_confidence_count"
 
 ERRORS = share("sixfold_requests_total", BY_ARM, 'outcome="error"', of=REAL)
@@ -71,8 +71,8 @@ HEALTH = (
     _signal(
         name="AcceptanceRate",
         description="share of drafted tokens that the target accepted",
-        query=share(_ACCEPTED, BY_LEVEL, whole=_DRAFTED),
-        samples=arrived(_DRAFTED, BY_LEVEL),
+        query=share(ACCEPTED, BY_LEVEL, whole=DRAFTED),
+        samples=arrived(DRAFTED, BY_LEVEL),
         threshold=0.3,
         is_high_bad=False,
         min_samples=100.0,
@@ -93,8 +93,8 @@ HEALTH = (
     _signal(
         name="KVFaults",
         description="share of looked-up blocks that a fault of the store kept back",
-        query=share(_BLOCKS, BY_POLICY, 'result="fault"', of=_LOOKED_UP),
-        samples=arrived(_BLOCKS, BY_POLICY, _LOOKED_UP),
+        query=share(BLOCKS, BY_POLICY, 'result="fault"', of=LOOKED_UP),
+        samples=arrived(BLOCKS, BY_POLICY, LOOKED_UP),
         threshold=0.5,
         action=Action.SUSPEND,
         blames=Mode.KV_CACHE_REUSE,

@@ -60,4 +60,6 @@ def expression_of(signal: Signal) -> str:
 
 
 def _windowed(query: str, signal: Signal) -> str:
-    return query.replace("$window", f"{round(signal.window_seconds * 1000)}ms")
+    milliseconds = round(signal.window_seconds * 1000)
+    window = f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
+    return query.replace("$window", window)

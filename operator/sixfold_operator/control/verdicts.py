@@ -16,6 +16,7 @@ from functools import partial
 
 from sixfold_api.control_status import SettlingStatus, SignalStatus, Verdict
 from sixfold_api.modes import LEVEL_FROM, Mode
+from sixfold_api.runtime_config import STABLE
 from sixfold_operator.control.answers import FOUND
 from sixfold_operator.control.canary import wilson
 from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot
@@ -157,7 +158,7 @@ def _concerns(signal: Signal, reading: Reading, target_level: int) -> bool:
     """Health is that of what most requests get: the target level, without the canary."""
     if signal.kind is not SignalKind.HEALTH:
         return True
-    return reading.level in (None, target_level) and reading.arm in (None, "", "stable")
+    return reading.level in (None, target_level) and reading.arm in (None, "", STABLE)
 
 
 def _doubt(signal: Signal, reading: Reading, now: datetime) -> str:

@@ -11,6 +11,7 @@ from sixfold_api.control_status import SignalStatus, TunedValue, Verdict
 from sixfold_api.modes import MAX_LEVEL, Mode
 from sixfold_api.ticket import Cause, HeatMapCell
 from sixfold_operator.control.model import Observed, Reading, Signal, SignalKind, Snapshot, Timing
+from sixfold_operator.control.promql import query_of
 from sixfold_operator.control.waste_signals import HEAT_MAP
 
 WASTED_BY_CAUSE = "WastedByCause"
@@ -92,7 +93,6 @@ def wastes(
     """The waste signals of a policy with cause, variant and failures.
 
     Args:
-        observed: verdicts, by the name of the signal, or `Signal/variant` where one is judged a variant.
         remembered: state.signals, of the same names, as the reducer left them this time.
         hour: of the day, UTC, for the cell of the heat map.
     """
@@ -100,22 +100,21 @@ def wastes(
     failures = {status.name: status.failures for status in remembered}
     found = []
     for entry in observed:
-        name, _, part = entry.name.partition("/")
-        signal = known.get(name)
-        if signal is None or entry.kind is not SignalKind.WASTE:
+        signal = known.get(entry.name)
+        if signal is None:
             continue
-        cause, variant = _subject(signal, part or None, snapshot)
+        cause, variant = _subject(signal, snapshot)
         if cause is not None:
             found.append(
                 Waste(
-                    signal=name,
+                    signal=signal.name,
                     cause=cause,
                     verdict=entry.verdict,
                     variant=variant,
                     failures=failures.get(entry.name, 0),
                     value=entry.value,
                     threshold=entry.threshold if entry.threshold is not None else signal.threshold,
-                    query=signal.query.replace("$window", seconds_text(signal.window_seconds)),
+                    query=query_of(signal),
                     window_seconds=signal.window_seconds,
                     cell=_cell(snapshot, variant, hour),
                 )
@@ -133,29 +132,26 @@ def _cell(snapshot: Snapshot | None, variant: str | None, hour: int | None) -> H
     return HeatMapCell(hour=hour, length_bucket=busiest.length_bucket, variant=busiest.variant)
 
 
-def _subject(signal: Signal, variant: str | None, snapshot: Snapshot | None) -> tuple[Cause | None, str | None]:
+def _subject(signal: Signal, snapshot: Snapshot | None) -> tuple[Cause | None, str | None]:
     """Cause and variant: the signal's own, else those of the largest part of the wasted FLOPs."""
     readings = snapshot.readings if snapshot is not None else {}
     if signal.cause is None:
-        largest = max(_parts(readings, variant), key=lambda reading: reading.value, default=None)
-        return (None, variant) if largest is None else (largest.cause, largest.variant)
-    if variant is None:
-        own = [reading for reading in readings.get(signal.name, ()) if reading.variant is not None]
-        parts = own or [part for part in _parts(readings, None) if part.cause is signal.cause]
-        worst = max(parts, key=lambda reading: reading.value * (1 if signal.is_high_bad else -1), default=None)
-        variant = worst.variant if worst is not None else None
-    return signal.cause, variant
+        largest = max(_parts(readings), key=lambda reading: reading.value, default=None)
+        return (None, None) if largest is None else (largest.cause, largest.variant)
+    own = [reading for reading in readings.get(signal.name, ()) if reading.variant is not None]
+    parts = own or [part for part in _parts(readings) if part.cause is signal.cause]
+    worst = max(parts, key=lambda reading: reading.value * (1 if signal.is_high_bad else -1), default=None)
+    return signal.cause, None if worst is None else worst.variant
 
 
-def _parts(readings: Mapping[str, Sequence[Reading]], variant: str | None) -> list[Reading]:
-    parts = readings.get(WASTED_BY_CAUSE, ())
-    return [part for part in parts if part.cause is not None and variant in (None, part.variant)]
+def _parts(readings: Mapping[str, Sequence[Reading]]) -> list[Reading]:
+    return [part for part in readings.get(WASTED_BY_CAUSE, ()) if part.cause is not None]
 
 
 def wasted_shares(snapshot: Snapshot | None) -> dict[tuple[Cause, str | None], float]:
     """Facts.wasted of a snapshot."""
     readings = snapshot.readings if snapshot is not None else {}
-    return {(part.cause, part.variant): part.value for part in _parts(readings, None) if part.cause is not None}
+    return {(part.cause, part.variant): part.value for part in _parts(readings) if part.cause is not None}
 
 
 def rejected_values(rejections: Collection[tuple[str | None, str | None]]) -> frozenset[tuple[str, str]]:

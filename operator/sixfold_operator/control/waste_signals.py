@@ -6,7 +6,14 @@ from functools import partial
 
 from sixfold_api.modes import Mode
 from sixfold_api.ticket import Cause
-from sixfold_operator.control.health_signals import ERRORS, REQUESTS
+from sixfold_operator.control.health_signals import (
+    ACCEPTED,
+    BLOCKS,
+    DRAFTED,
+    ERRORS,
+    LOOKED_UP,
+    REQUESTS,
+)
 from sixfold_operator.control.model import Signal, SignalKind
 from sixfold_operator.control.promql import (
     BY_ARM,
@@ -26,8 +33,6 @@ _IDLE_SECONDS = 3600.0
 """A pause of minutes is no idle accelerator."""
 
 _FLOPS, _BUSY, _TOKENS = "sixfold_flops_total", "sixfold_engine_busy_seconds_total", "sixfold_tokens_total"
-_BLOCKS, _LOOKED_UP = "sixfold_kv_blocks_total", 'result!="skipped"'
-_DRAFTED, _ACCEPTED = "sixfold_draft_tokens_total", "sixfold_accepted_tokens_total"
 _LOADS, _LOADED = "sixfold_slice_loads_total", 'result="ok"'
 _ENDED = arrived("sixfold_engine_requests_total", BY_VARIANT)
 _ACTUAL, _PADDED = (per_second(_TOKENS, BY_VARIANT, f'kind="{kind}"') for kind in ("actual", "padded"))
@@ -86,8 +91,8 @@ WASTE = (
     _waste(
         name="RejectedDrafts",
         description="share of drafted tokens that were rejected",
-        query=f"1 - {share(_ACCEPTED, BY_VARIANT, whole=_DRAFTED)}",
-        samples=arrived(_DRAFTED, BY_VARIANT),
+        query=f"1 - {share(ACCEPTED, BY_VARIANT, whole=DRAFTED)}",
+        samples=arrived(DRAFTED, BY_VARIANT),
         threshold=0.6,
         min_samples=500.0,
         cause=Cause.REJECTED_DRAFT,
@@ -117,8 +122,8 @@ WASTE = (
     _waste(
         name="KVHitRate",
         description="share of looked-up blocks that were found",
-        query=share(_BLOCKS, BY_POLICY, 'result=~"hit_.*"', of=_LOOKED_UP),
-        samples=arrived(_BLOCKS, BY_POLICY, _LOOKED_UP),
+        query=share(BLOCKS, BY_POLICY, 'result=~"hit_.*"', of=LOOKED_UP),
+        samples=arrived(BLOCKS, BY_POLICY, LOOKED_UP),
         threshold=0.2,
         min_samples=200.0,
         is_high_bad=False,
