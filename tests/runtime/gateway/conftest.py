@@ -399,13 +399,12 @@ class Command:
         wait_until(ready, f"{url}/readyz", pause_seconds=0.5)
 
 
-@pytest.fixture
-def sixfold(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Runs `sixfold ...` in the background; ends it with the test."""
+@contextlib.contextmanager
+def running_commands(folder: Path) -> Iterator[Callable[..., Command]]:
     commands: list[Command] = []
 
     def start(*arguments: str, **environment: str) -> Command:
-        log = tmp_path / f"log-{len(commands)}"
+        log = folder / f"log-{len(commands)}"
         process = subprocess.Popen(
             [sys.executable, "-m", "sixfold_runtime.cli", *arguments],
             env={**os.environ, **environment},
@@ -415,7 +414,23 @@ def sixfold(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         commands.append(Command(process, log))
         return commands[-1]
 
-    yield start
-    for command in commands:
-        command.process.kill()
-        command.process.wait()
+    try:
+        yield start
+    finally:
+        for command in commands:
+            command.process.kill()
+            command.process.wait()
+
+
+@pytest.fixture
+def sixfold(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Runs `sixfold ...` in the background; ends it with the test."""
+    with running_commands(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_sixfold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    """As `sixfold`, for all tests of a module."""
+    with running_commands(tmp_path_factory.mktemp("commands")) as start:
+        yield start
