@@ -18,7 +18,7 @@ from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.ticket import Cause
 from sixfold_api.tuning import spec_value, tuned_spec, why_not_tunable
 from sixfold_operator.control.model import Reading, Snapshot, State, Timing, View
-from sixfold_operator.control.tuning import MOST_WINDOWS, step
+from sixfold_operator.control.tuning import MOST_TRIALS, step
 from sixfold_operator.control.view import spec_hash
 from sixfold_operator.control.waste import Facts, Waste
 
@@ -59,6 +59,7 @@ class Plant:
     now: datetime = START
     policy: InferencePolicySpec = field(default_factory=spec)
     health: Verdict | None = Verdict.OK
+    cost_window_seconds: float = 0.0
 
     def tokens(self) -> int:
         return int(spec_value(tuned_spec(self.policy, self.state.tuned)[0], PATH) or 0)
@@ -76,6 +77,7 @@ class Plant:
             timing=TIMING,
             tuned=self.state.tuned,
             acceptance=self.acceptance,
+            cost_window_seconds=self.cost_window_seconds,
             rejected=frozenset((entry.path or "", entry.value or "") for entry in rejected),
         )
         seen = snapshot(self.cost(tokens) if cost == -1.0 else cost, self.now)
@@ -130,10 +132,17 @@ def test_a_trial_is_judged_although_nothing_more_is_to_be_tried() -> None:
     assert plant.run(30) == ["TuningKept"]
 
 
+def test_a_trial_lasts_until_the_cost_is_its_own() -> None:
+    plant = Plant(cost=lambda tokens: tokens / 1000, best=4, cost_window_seconds=600.0)
+    assert plant.look() == ["Tuned"]
+    assert plant.run(19) == []
+    assert plant.look() == ["TuningKept"]
+
+
 def test_what_cannot_be_measured_is_taken_back_in_the_end() -> None:
     plant = Plant(cost=lambda tokens: tokens / 1000, best=4)
     assert plant.look() == ["Tuned"]
-    looks = int(MOST_WINDOWS * TIMING.cooldown / 30) + 1
+    looks = int(MOST_TRIALS * TIMING.cooldown / 30) + 1
     assert plant.run(looks, cost=None) == ["TuningReverted"]
 
 

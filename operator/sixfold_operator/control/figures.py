@@ -9,15 +9,17 @@ from sixfold_api.runtime_config import STABLE
 from sixfold_operator.control.canary import ArmFigures
 from sixfold_operator.control.model import Reading, Snapshot
 
+REQUEST_COST = "RequestCost"
+
 
 def request_cost_seconds(snapshot: Snapshot, level: int | None = None, arm: str = STABLE) -> float | None:
     """Mean engine seconds of a request, at one level or at all; None where no request was counted."""
-    return _mean(_chosen(snapshot, "RequestCost", level, arm))
+    return _mean(_chosen(snapshot, REQUEST_COST, level, arm))
 
 
 def request_samples(snapshot: Snapshot, level: int | None = None, arm: str = STABLE) -> float:
     """How many requests stand behind request_cost_seconds."""
-    return sum(each.samples for each in _chosen(snapshot, "RequestCost", level, arm))
+    return sum(each.samples for each in _chosen(snapshot, REQUEST_COST, level, arm))
 
 
 def busy_share(snapshot: Snapshot) -> float | None:

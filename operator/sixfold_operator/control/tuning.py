@@ -1,9 +1,9 @@
 """remediation: AutoApply: one value at a time, within bounds, and kept only if the cost of a request falls. Pure.
 
 The objective is engine seconds of a request. A value is tried where health is conclusive and nothing else is on its
-way; after a cooldown's time it is kept or taken back, and one that was taken back isn't tried again for this spec. A
-breach takes it back at once, and leads to what it would have led to without the trial: breaches go on counting, and no
-cooldown is waited for.
+way; after a cooldown, and the window of the cost, it is kept or taken back, and one that was taken back isn't tried
+again for this spec. A breach takes it back at once, and leads to what it would have led to without the trial: breaches
+go on counting, and no cooldown is waited for.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sixfold_operator.control.waste import Facts, Waste, is_seen
 LEAST_GAIN = 0.01
 """A value that brings less isn't worth differing from the spec."""
 MIN_SAMPLES = 20.0
-MOST_WINDOWS = 3.0
-"""So many windows without a measurement, and the value is taken back."""
+MOST_TRIALS = 3.0
+"""So many times a trial's length without a measurement, and the value is taken back."""
 
 
 def step(
@@ -51,7 +51,9 @@ def step(
     """
     cost = _objective(snapshot)
     if state.control.trial is not None:
-        return _judge(state, view, state.control.trial, cost, verdict, now)
+        looks_seconds = view.timing.failure_limit * view.timing.interval
+        trial_seconds = max(view.timing.cooldown, looks_seconds, facts.cost_window_seconds)
+        return _judge(state, view, state.control.trial, cost, verdict, trial_seconds, now)
     is_wanted = spec.remediation is Remediation.AUTO_APPLY and verdict is Verdict.OK
     if not is_wanted or cost is None or not _is_calm(state, view, now):
         return Outcome(state)
@@ -100,7 +102,13 @@ def _begin(state: State, view: View, tuned: TunedValue, cost: float, waste: Wast
 
 
 def _judge(
-    state: State, view: View, trial: TrialStatus, cost: float | None, verdict: Verdict | None, now: datetime
+    state: State,
+    view: View,
+    trial: TrialStatus,
+    cost: float | None,
+    verdict: Verdict | None,
+    trial_seconds: float,
+    now: datetime,
 ) -> Outcome:
     """A running trial: kept, taken back, or given more time."""
     held = next((entry for entry in state.tuned if entry.path == trial.path), None)
@@ -110,12 +118,11 @@ def _judge(
     if held is None:  # the spec changed below it, or its canary ended
         return Outcome(with_control(state, trial=None))
     waited = seconds_since(held.since, now)
-    window = max(view.timing.cooldown, view.timing.failure_limit * view.timing.interval)
     if verdict is Verdict.BREACH:
         return _take_back(state, view, trial, held, "health suffered", now)
     if not _is_whole(state, view):
         return _take_back(state, view, trial, held, "not all is on any more", now)
-    if waited < window or (cost is None and waited < MOST_WINDOWS * window):
+    if waited < trial_seconds or (cost is None and waited < MOST_TRIALS * trial_seconds):
         return Outcome(state)
     if cost is None:
         return _take_back(state, view, trial, held, "its effect could not be measured", now)

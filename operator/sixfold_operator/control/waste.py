@@ -56,6 +56,7 @@ class Facts:
         wasted: (cause, variant) -> share of the FLOPs; variant None is the whole policy's.
         busy_pods: engine seconds a second over all pods; None if it isn't known.
         pods: engine pods; None if it isn't known.
+        cost_window_seconds: of what a request costs: so long it shows what was before a change.
     """
 
     namespace: str
@@ -70,6 +71,7 @@ class Facts:
     wasted: Mapping[tuple[Cause, str | None], float] = field(default_factory=lambda: MappingProxyType({}))
     busy_pods: float | None = None
     pods: int | None = None
+    cost_window_seconds: float = 0.0
 
 
 def fingerprint(namespace: str, policy: str, cause: Cause, variant: str | None) -> str:

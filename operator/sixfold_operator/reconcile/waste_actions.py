@@ -10,7 +10,7 @@ from sixfold_api.control_status import TunedValue
 from sixfold_api.names import ENGINE
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_operator.control.answers import FOUND
-from sixfold_operator.control.figures import busy_share
+from sixfold_operator.control.figures import REQUEST_COST, busy_share
 from sixfold_operator.control.levels import rejections
 from sixfold_operator.control.memory import is_cooling
 from sixfold_operator.control.model import Outcome, Signal, State, View
@@ -38,7 +38,7 @@ def act_on_waste(
     now: datetime,
 ) -> Decided:
     """The policy's tickets after this look, with the values that follow from approval or from tuning."""
-    facts = _facts(decided, place, spec, variant, working)
+    facts = _facts(decided, place, spec, variant, working, signals)
     found = wastes(signals, decided.observed, decided.state.signals, decided.snapshot, now.hour)
     planned = plan(spec, found, facts, tickets, now)
     state, view = decided.state, decided.view
@@ -63,7 +63,12 @@ def _begin(state: State, view: View, tuned: TunedValue, now: datetime) -> Outcom
 
 
 def _facts(
-    decided: Decided, place: Place, spec: InferencePolicySpec, variant: Find, working: Mapping[str, int]
+    decided: Decided,
+    place: Place,
+    spec: InferencePolicySpec,
+    variant: Find,
+    working: Mapping[str, int],
+    signals: Sequence[Signal],
 ) -> Facts:
     state, view, snapshot = decided.state, decided.view, decided.snapshot
     known = snapshot if snapshot is not None and snapshot.reason == FOUND else None
@@ -83,4 +88,5 @@ def _facts(
         wasted=wasted_shares(known),
         busy_pods=None if share is None else share * sum(working.values()),
         pods=working.get(ENGINE),
+        cost_window_seconds=next((each.window_seconds for each in signals if each.name == REQUEST_COST), 0.0),
     )
