@@ -23,6 +23,7 @@ NOW = "2030-01-01T00:00:00Z"
 
 PATHS = {
     "InferencePolicy": "/apis/sixfold.dev/v1alpha1/{}/inferencepolicies",
+    "OptimizationTicket": "/apis/sixfold.dev/v1alpha1/{}/optimizationtickets",
     "ModelVariant": "/apis/sixfold.dev/v1alpha1/{}/modelvariants",
     "Deployment": "/apis/apps/v1/{}/deployments",
     "Job": "/apis/batch/v1/{}/jobs",
