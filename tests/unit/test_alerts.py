@@ -33,7 +33,10 @@ class Post:
         self.token_file.write_text(f"{TOKEN}\n")
         self.woken: list[tuple[str, str]] = []
         self.now = NOW
-        self.alerts = Alerts(self.token_file, self._listed, lambda *place: self.woken.append(place), lambda: self.now)
+        self.leads = True
+        self.alerts = Alerts(
+            self.token_file, self._listed, lambda *place: self.woken.append(place), lambda: self.now, lambda: self.leads
+        )
         self._session = session
 
     @staticmethod
@@ -68,6 +71,21 @@ def body(*alerts: dict[str, Any]) -> dict[str, Any]:
 
 def counted(result: str) -> float:
     return REGISTRY.get_sample_value("sixfold_operator_alerts_total", {"result": result}) or 0.0
+
+
+async def test_a_standby_has_alertmanager_try_again_elsewhere(post: Post) -> None:
+    """The connection must not stay: a Service gives each one to a pod, and the next to another perhaps."""
+    post.leads = False
+    assert await post.send(body(alert()), token="wrong") == (401, {"error": "missing or wrong bearer token"})
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with post._session.post(
+        f"http://127.0.0.1:{post.port}/alerts", json=body(alert()), headers=headers
+    ) as answer:
+        assert (answer.status, answer.headers["Connection"]) == (503, "close")
+        assert "stands by" in (await answer.json())["error"]
+    assert post.alerts.firing("shop", "bot") == {}
+    post.leads = True
+    assert await post.send(body(alert())) == (200, {"taken": 1})
 
 
 async def test_an_alert_fires_is_repeated_and_ends(post: Post) -> None:
