@@ -27,7 +27,7 @@ class TLSSpec(ApiModel):
     secret_ref: SecretRef
     """Secret with ca.crt, tls.crt and tls.key, as cert-manager writes them. The certificate is for server and client
     authentication and names <policy>-engine, and <policy>-classifier where that has pods of its own. A rotated one is
-    used from the next connection on, without a restart; pods don't start without it."""
+    used from the next connection on, without a restart. Without the Secret they don't speak, and never in the clear."""
 
 
 class KeyRef(ApiModel):

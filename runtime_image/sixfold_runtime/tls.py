@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 from pathlib import Path
@@ -40,6 +41,13 @@ class PeerContext(ssl.SSLContext):
         """Begin a handshake; asyncio and whatever builds on it come here. Raises ssl.SSLError without certificates."""
         return self._newest().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
+    @property
+    def problem(self) -> str:
+        """Why the files as they are now can't be used; "" if they can."""
+        with contextlib.suppress(ssl.SSLError):
+            self._newest()
+        return self._problem
+
     def _newest(self) -> ssl.SSLContext:
         try:
             names = (TLS_CA_FILE, TLS_CERTIFICATE_FILE, TLS_KEY_FILE)
@@ -50,6 +58,7 @@ class PeerContext(ssl.SSLContext):
                 self._problem = ""
                 log.info("the certificate in %s is in use", self._directory)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
+            self._contents = None
             self._report(f"{self._directory}: {error}")
         if self._good is None:
             raise ssl.SSLError(f"no certificate to use: {self._problem}")

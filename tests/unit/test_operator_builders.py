@@ -369,7 +369,7 @@ def test_encryption_reaches_gateway_and_engines_and_leaves_the_observers_their_p
         (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "tls")
         assert volume["secret"]["secretName"] == "bot-tls"
         assert [item["path"] for item in volume["secret"]["items"]] == ["ca.crt", "tls.crt", "tls.key"]
-        assert "optional" not in volume["secret"], "a pod doesn't start in the clear because its Secret is missing"
+        assert volume["secret"]["optional"] is True, "the gateway says what is missing"
         main = pod["containers"][0]
         assert {"name": "tls", "mountPath": "/etc/sixfold/tls", "readOnly": True} in main["volumeMounts"]
         assert environment(manifest)["SIXFOLD_TLS_DIRECTORY"] == "/etc/sixfold/tls"

@@ -144,8 +144,8 @@ def engine_deployment(
     tls: TLSSpec | None = None,
 ) -> Manifest:
     """Engine pods of `component` (engine or classifier) that load `models` from `claims`, and may share keys and
-    values in `redis`, whose address is mounted as a file. They start without it too, and never without their
-    certificate where `tls` asks for one."""
+    values in `redis`, whose address is mounted as a file. They start without it too. Without the certificate that
+    `tls` asks for they serve nobody."""
     name = policy["metadata"]["name"]
     mounts = [_config_mount(name), *claim_mounts(claims), *([_redis_mount(redis)] if redis else [])]
     env: list[dict[str, Any]] = []
@@ -215,7 +215,9 @@ def _tracing(settings: OperatorSettings) -> list[dict[str, Any]]:
 def _add_tls(tls: TLSSpec | None, mounts: list[Mount], env: list[dict[str, Any]]) -> None:
     if tls is not None:
         files = [{"key": file, "path": file} for file in (TLS_CA_FILE, TLS_CERTIFICATE_FILE, TLS_KEY_FILE)]
-        mounts.append(Mount("tls", {"secret": {"secretName": tls.secret_ref.name, "items": files}}, TLS_DIRECTORY))
+        # Without it pods start, speak to nobody, and say why: the kubelet's own words stay in an Event.
+        secret = {"secretName": tls.secret_ref.name, "items": files, "optional": True}
+        mounts.append(Mount("tls", {"secret": secret}, TLS_DIRECTORY))
         env.append({"name": ENV_TLS_DIRECTORY, "value": TLS_DIRECTORY})
 
 

@@ -48,8 +48,8 @@ class Gateway:
         """Raises ValueError on an engine that isn't host:port."""
         self.settings = settings
         self.config = config
-        tls = PeerContext(settings.tls_directory, is_server=False) if settings.tls_directory else None
-        self.pool = Pool(settings.engines, settings.policy, tls)
+        self._tls = PeerContext(settings.tls_directory, is_server=False) if settings.tls_directory else None
+        self.pool = Pool(settings.engines, settings.policy, self._tls)
         self.metrics = GatewayMetrics(settings, config, self.pool, lambda: self.dispatcher.waiting)
         self._batcher = Batcher(self.pool, config, self.metrics.registry, (settings.namespace, settings.policy))
         self.dispatcher = Dispatcher(self.pool, self._batcher, self._configured_tasks, self._engine_wait_seconds)
@@ -198,6 +198,8 @@ class Gateway:
     def _not_found(self) -> Iterator[str]:
         for tenant in self._keys.without_key(entry.name for entry in self.config.current.stable.tenants):
             yield f"spec.gateway.tenants names {tenant}, which isn't the name of an API key"
+        if self._tls is not None and (problem := self._tls.problem):
+            yield f"spec.tls names a Secret whose certificates can't be used: {problem}"
         if self.stream_dictionary.current is None and self.stream_dictionary.problem:
             yield self.stream_dictionary.problem
 

@@ -367,4 +367,6 @@ def test_without_certificates_nobody_is_let_in(
     gateway = new_gateway(engine.port, tls=tmp_path / "missing", ready=False)
     until(lambda: "No such file" in caplog.text, "the reason to be said")
     assert gateway.client.get("/readyz").status_code == 503
+    (reason,) = gateway.client.get("/state").json()["notFound"]
+    assert reason.startswith("spec.tls names a Secret whose certificates can't be used") and "missing" in reason
     assert gateway.client.post("/v1/completions", json=COMPLETION).status_code == 503
