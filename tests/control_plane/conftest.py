@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -24,12 +25,21 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(REPOSITORY / "e2e" / "cluster")]
 
+import audit
 from control_plane import ControlPlane, temporary_control_plane
 from scenes import IMAGE, Api, Manifest, PodReport, Scene, checked, eventually
 
 from sixfold_api.crdgen import crd
 from sixfold_api.kinds import KINDS
 from sixfold_operator.kube import Kube
+
+PAIR = ("operator-a", "operator-b")
+"""Service accounts of two operators that share a Lease."""
+
+
+def service_account(name: str) -> str:
+    """As a user."""
+    return f"system:serviceaccount:default:{name}"
 
 
 def chart_rules() -> list[Manifest]:
@@ -51,8 +61,14 @@ def lease_rules(name: str) -> list[Manifest]:
 
 
 @pytest.fixture(scope="session")
-def control_plane() -> Iterator[ControlPlane]:
-    with temporary_control_plane() as running:
+def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the operators of the fixture `make_operator` asked for."""
+    return audit.log_file(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="session")
+def control_plane(audit_log: Path) -> Iterator[ControlPlane]:
+    with temporary_control_plane(*audit.flags(audit_log.parent, *map(service_account, PAIR))) as running:
         os.environ["KUBECONFIG"] = str(running.kubeconfig)
         yield running
 
@@ -78,7 +94,6 @@ class OperatorProcess:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.log, self.kubeconfig = log, kubeconfig
-        self.start()
 
     def start(self, **environment: str) -> None:
         """Start the process and wait until it watches."""
@@ -114,6 +129,7 @@ class OperatorProcess:
         self.process.wait()
 
     def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         try:
             self.process.wait(timeout=15)
@@ -122,32 +138,74 @@ class OperatorProcess:
 
 
 @pytest.fixture(scope="session")
-def operator_kubeconfig(
+def make_operator_account(
     http: httpx.Client, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A service account with the rights that the chart gives, and nothing else."""
-    account = {"name": "sixfold-operator", "namespace": "default"}
-    checked(http.post("/api/v1/namespaces/default/serviceaccounts", json={"metadata": account}))
+) -> Callable[..., Path]:
+    """Makes service accounts with the rights that the chart gives, and nothing else; returns kubeconfigs.
+
+    With `lease`, those on the Lease of that name in the namespace `default` too.
+    """
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     checked(http.post(f"{rbac}/clusterroles", json={"metadata": {"name": "sixfold"}, "rules": chart_rules()}))
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "sixfold"}
-    binding = {"metadata": {"name": "sixfold"}, "roleRef": role, "subjects": [{"kind": "ServiceAccount", **account}]}
-    checked(http.post(f"{rbac}/clusterrolebindings", json=binding))
-    token = checked(http.post("/api/v1/namespaces/default/serviceaccounts/sixfold-operator/token", json={"spec": {}}))
-    config = json.loads(control_plane.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token["status"]["token"]}
-    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
+
+    def make(name: str, lease: str = "") -> Path:
+        account = {"name": name, "namespace": "default"}
+        checked(http.post("/api/v1/namespaces/default/serviceaccounts", json={"metadata": account}))
+        roles = [("ClusterRole", "sixfold", f"{rbac}/clusterrolebindings")]
+        if lease:
+            role = {"metadata": {"name": name}, "rules": lease_rules(lease)}
+            checked(http.post(f"{rbac}/namespaces/default/roles", json=role))
+            roles.append(("Role", name, f"{rbac}/namespaces/default/rolebindings"))
+        for kind, role_name, path in roles:
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role_name}
+            subjects = [{"kind": "ServiceAccount", **account}]
+            checked(http.post(path, json={"metadata": {"name": name}, "roleRef": reference, "subjects": subjects}))
+        token = checked(http.post(f"/api/v1/namespaces/default/serviceaccounts/{name}/token", json={"spec": {}}))
+        config = json.loads(control_plane.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token["status"]["token"]}
+        path = tmp_path_factory.mktemp(name) / "kubeconfig"
+        path.write_text(json.dumps(config))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(make_operator_account: Callable[..., Path]) -> Path:
+    return make_operator_account("sixfold-operator")
 
 
 @pytest.fixture(scope="module")
 def operator(operator_kubeconfig: Path) -> Iterator[OperatorProcess]:
     """The operator, running for the tests of a module that want one beside them."""
     process = OperatorProcess(operator_kubeconfig.parent / "log", operator_kubeconfig)
+    process.start()
     yield process
     process.stop()
     print(process.log.read_text()[-5000:])
+
+
+@pytest.fixture(scope="session")
+def pair_kubeconfigs(make_operator_account: Callable[..., Path]) -> dict[str, Path]:
+    """By service account, with the rights on the Lease `pair`."""
+    return {name: make_operator_account(name, lease="pair") for name in PAIR}
+
+
+@pytest.fixture
+def start_pair(pair_kubeconfigs: dict[str, Path]) -> Iterator[Callable[..., dict[str, OperatorProcess]]]:
+    """Starts two operators; kube-apiserver's audit log tells them apart."""
+    made: dict[str, OperatorProcess] = {}
+
+    def start(**environment: str) -> dict[str, OperatorProcess]:
+        for name, path in pair_kubeconfigs.items():
+            made[name] = OperatorProcess(path.parent / "log", path)
+            made[name].start(SIXFOLD_IDENTITY=name, **environment)
+        return made
+
+    yield start
+    for process in made.values():
+        process.stop()
+        print(process.log.read_text()[-5000:])
 
 
 @pytest.fixture
