@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sixfold_api.control_status import TunedValue
+from sixfold_api.merge_patch import contains, merged
 from sixfold_api.modes import Mode
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.scalars import quantity_value
 from sixfold_api.ticket import Cause, Recommendation
 from sixfold_operator.control import steps
-from sixfold_operator.control.recommendations import contains, merged, recommend
+from sixfold_operator.control.recommendations import recommend
 from sixfold_operator.control.waste import Facts
 
 GENERATION: dict[str, Any] = {"variantRef": {"name": "chat"}}

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sixfold_api.control_status import TunedValue, Verdict
+from sixfold_api.merge_patch import contains, merged
 from sixfold_api.modes import Mode
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.ticket import Cause, Decision, OptimizationTicketSpec, Phase
 from sixfold_api.tuning import why_not_tunable
 from sixfold_operator.control.model import Timing
-from sixfold_operator.control.recommendations import contains, merged, recommend
+from sixfold_operator.control.recommendations import recommend
 from sixfold_operator.control.tickets import MOST_TICKETS, Ticket, TicketPlan, open_message, plan, saving_per_month
 from sixfold_operator.control.waste import Facts, Waste
 

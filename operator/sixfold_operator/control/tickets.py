@@ -14,6 +14,7 @@ from datetime import datetime
 
 from sixfold_api.conditions import Condition, ConditionStatus, merge, timestamp
 from sixfold_api.control_status import TunedValue, Verdict
+from sixfold_api.merge_patch import contains
 from sixfold_api.names import ticket_name
 from sixfold_api.policy import InferencePolicySpec
 from sixfold_api.scalars import duration_seconds
@@ -28,7 +29,7 @@ from sixfold_api.ticket import (
 )
 from sixfold_api.tuning import spec_value, why_not_tunable
 from sixfold_operator.control.moments import seconds_since
-from sixfold_operator.control.recommendations import contains, recommend
+from sixfold_operator.control.recommendations import recommend
 from sixfold_operator.control.waste import FLOP_CAUSES, Facts, Waste, fingerprint, is_seen, seconds_text
 
 MOST_TICKETS = 50
