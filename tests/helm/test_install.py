@@ -94,7 +94,7 @@ def test_users_get_rights_on_the_kinds_through_the_clusters_roles(release, kubec
     "values",
     [
         (),
-        ("--set=watchNamespaces={default}",),
+        ("--set=watchNamespaces={default}", "--set=operator.replicas=2"),
         ("--set=serviceAccount.create=false", "--set=rbac.aggregate=false", "--set=crds.keep=false"),
         ("--set=prometheus.enabled=true", "--set=prometheus.storage.persistent=true", "--set=alerts.enabled=true"),
         ("--set=dashboards.enabled=true", "--set=signals[0].name=Spend", "--set=prometheus.bearerTokenSecret.name=a"),
