@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -132,6 +133,7 @@ class GuardedProtocol(H11Protocol):
                 ("Content-Length", str(len(body))),
                 ("Connection", "close"),
             ]
-            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
