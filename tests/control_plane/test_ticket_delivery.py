@@ -37,7 +37,7 @@ def test_a_ticket_reaches_the_sink_that_its_policy_names(
     try:
         scene.claim()
         scene.variant()
-        scene.policy(tickets={"sinks": ["nowhere", "ops"]})
+        scene.policy()
         path = f"/apis/sixfold.dev/v1alpha1/namespaces/{scene.api.namespace}/optimizationtickets"
         policy = scene.api.get("InferencePolicy", "bot")
         assert policy is not None
@@ -46,6 +46,8 @@ def test_a_ticket_reaches_the_sink_that_its_policy_names(
         headers = {"Content-Type": "application/merge-patch+json"}
         body = json.dumps({"status": status})
         checked(scene.api.http.patch(f"{path}/bot-0123456789/status", content=body, headers=headers))
+        # Only now: a ticket is told as it is, also before it has a status.
+        scene.api.patch("InferencePolicy", "bot", {"spec": {"tickets": {"sinks": ["nowhere", "ops"]}}})
 
         def sinks() -> dict[str, Any]:
             live = checked(scene.api.http.get(f"{path}/bot-0123456789"))
