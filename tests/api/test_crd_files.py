@@ -45,6 +45,8 @@ def test_an_upgrade_in_place_keeps_stored_objects(api, kubectl) -> None:
     del spec["gateway"]["x-kubernetes-validations"]
     for name in ("rateLimit", "tenants", "maxRequestSize", "requestTimeout", "demoPage"):
         del spec["gateway"]["properties"][name]
+    del spec["engine"]["x-kubernetes-validations"]
+    del spec["engine"]["properties"]["startupDeadline"]
     today = str(ROOT / "crds" / f"{POLICY.plural}.yaml")
 
     def apply(*arguments: str, stdin: str | None = None) -> None:
@@ -68,7 +70,8 @@ def test_an_upgrade_in_place_keeps_stored_objects(api, kubectl) -> None:
     assert before["spec"] == stored
     added = {"maxRequestSize": "4Mi", "requestTimeout": "10m", "demoPage": False}
     scalars = {"automation": "Enforce", "remediation": "TicketOnly"}
-    assert after["spec"] == stored | scalars | {"gateway": {"replicas": 3, **added}}
+    engine = {"replicas": 2, "strategy": "Auto", "startupDeadline": "30m"}
+    assert after["spec"] == stored | scalars | {"gateway": {"replicas": 3, **added}, "engine": engine}
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert api.patch(POLICY, "older", {"spec": {"streaming": {"level": 7}}}).accepted
     assert api.get(POLICY, "older")["spec"]["streaming"] == {"compression": "Auto", "level": 7}
