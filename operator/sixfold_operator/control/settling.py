@@ -90,8 +90,5 @@ def _arms(state: State, view: View) -> tuple[Runs, Runs | None]:
 
 
 def _runs(arm: ArmInputs, view: View) -> Runs:
-    return modes_at(arm.target, view) - arm.suspended.keys(), frozenset(_values(arm))
-
-
-def _values(arm: ArmInputs) -> Iterable[tuple[str, str]]:
-    return ((entry.path, entry.value) for entry in arm.tuned)
+    values = frozenset((entry.path, entry.value) for entry in arm.tuned)
+    return modes_at(arm.target, view) - arm.suspended.keys(), values
