@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"Serving": 15, "Operator": 13}
+KINDS = {"Serving": 15, "Operator": 13, "Security": 7}
 ROW = re.compile(r"^\| (?P<kind>[^|]+) \| (?P<tests>[^|]+) \|$", re.MULTILINE)
 TEST = re.compile(r"`(?P<path>[\w/]+\.py)::(?P<name>test_\w+)`")
 
