@@ -45,7 +45,7 @@ class Cache:
         carry what somebody else changed just before; then the next event about the object counts as news,
         although its version is known.
         """
-        kind, place = manifest["kind"], _place(manifest)
+        kind, place = manifest["kind"], place_of(manifest)
         metadata = manifest["metadata"]
         old = self._kinds.get(kind, {}).get(place)
         version = int(metadata["resourceVersion"])
@@ -68,7 +68,7 @@ class Cache:
 
     def remove(self, manifest: Manifest) -> bool:
         """Forget an object that was deleted. False if it wasn't known, or another one has its name now."""
-        kind, place = manifest["kind"], _place(manifest)
+        kind, place = manifest["kind"], place_of(manifest)
         old = self._kinds.get(kind, {}).get(place)
         if old is None or old.uid != manifest["metadata"]["uid"]:
             return False
@@ -79,14 +79,21 @@ class Cache:
         """Bring a kind in line with a complete list of `version`; returns what was missed (changed or gone)."""
         missed, seen = [], set()
         for manifest in manifests:
-            seen.add(_place(manifest))
+            seen.add(place_of(manifest))
             if self.put(manifest):
-                missed.append(_place(manifest))
-        for place, entry in list(self._kinds.get(kind, {}).items()):
-            if place not in seen and namespace in (None, place[0]) and entry.version <= version:
-                self._drop(kind, place)
-                missed.append(place)
-        return missed
+                missed.append(place_of(manifest))
+        return missed + self.keep(kind, namespace, seen, version)
+
+    def keep(self, kind: str, namespace: str | None, seen: Collection[Place], version: int) -> list[Place]:
+        """Forget what isn't among all that a list of `version` had; returns what that was."""
+        gone = [
+            place
+            for place, entry in self._kinds.get(kind, {}).items()
+            if place not in seen and namespace in (None, place[0]) and entry.version <= version
+        ]
+        for place in gone:
+            self._drop(kind, place)
+        return gone
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         entry = self._kinds.get(kind, {}).get((namespace, name))
@@ -112,7 +119,8 @@ class Cache:
                 del self._index[kind, place[0], tag]
 
 
-def _place(manifest: Manifest) -> Place:
+def place_of(manifest: Manifest) -> Place:
+    """Where an object is."""
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 

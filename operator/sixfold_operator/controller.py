@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sixfold_api.names import POLICY_KIND, POLICY_LABEL, TICKET_KIND, VARIANT_KIND, VARIANT_LABEL
 from sixfold_operator import metrics
 from sixfold_operator.builders.common import MANAGED_BY, MANAGED_BY_LABEL, Manifest
-from sixfold_operator.cache import Cache
+from sixfold_operator.cache import Cache, Place, place_of
 from sixfold_operator.keyed_queue import KeyedQueue, Workers
 from sixfold_operator.kube import RESOURCES, ApiError, Kube
 from sixfold_operator.outbox import Outbox
@@ -223,9 +223,19 @@ class Controller:
         for kind in (*WATCHED_KINDS, *served):
             for namespace in self._namespaces:
                 selector = "" if kind in (POLICY_KIND, VARIANT_KIND) else CHILD_SELECTOR
-                items, version = await self._kube.list(kind, namespace, selector)
-                missed[kind] = missed.get(kind, 0) + len(self._cache.replace(kind, namespace, items, version))
+                missed[kind] = missed.get(kind, 0) + await self._list(kind, namespace, selector)
         return missed
+
+    async def _list(self, kind: str, namespace: str | None, selector: str) -> int:
+        """Page by page: all objects of a large cluster at once take more memory than all the rest."""
+        missed, version = 0, 0
+        seen: set[Place] = set()
+        async for page in self._kube.pages(kind, namespace, selector):
+            version = page.version
+            for manifest in page.items:
+                seen.add(place_of(manifest))
+                missed += self._cache.put(manifest)
+        return missed + len(self._cache.keep(kind, namespace, seen, version))
 
     def _enqueue_all(self) -> None:
         for kind in (VARIANT_KIND, POLICY_KIND):

@@ -16,7 +16,7 @@ import kopf
 from sixfold_api.names import API_VERSION, GROUP, POLICY_KIND, TICKET_KIND, TICKET_PLURAL, VARIANT_KIND, VERSION
 from sixfold_operator import health, metrics
 from sixfold_operator.controller import CHILD_SELECTOR, Controller
-from sixfold_operator.kube import FIELD_MANAGER, ApiError, Kube
+from sixfold_operator.kube import FIELD_MANAGER, PAGE_ITEMS, ApiError, Kube
 from sixfold_operator.lease import Election
 from sixfold_operator.settings import OperatorSettings
 
@@ -104,6 +104,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10
+    # Right after the start every object of the cluster passes by: some at a time, and each is let go of at once.
+    settings.watching.chunk_size = PAGE_ITEMS
+    settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21) + (30,) * 20
     for kind in ("pods", "services", "configmaps"):
