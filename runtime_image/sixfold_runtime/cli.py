@@ -228,20 +228,40 @@ def recommend(
     namespace: OfNamespace = None,
     policy: OfPolicy = None,
     since: Since = None,
-    name: Annotated[str, typer.Option(help="Of the policy that is proposed.")] = "recommended",
+    files: Annotated[
+        list[Path] | None, typer.Option("-f", "--file", help="YAML of the policy to change: prints a merge patch.")
+    ] = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Change the policy in the cluster that --policy names, as with -f.")
+    ] = False,
+    context: Annotated[str | None, typer.Option(help="With --fetch: context of the kubeconfig.")] = None,
+    name: Annotated[str, typer.Option(help="Of a policy that is proposed.")] = "recommended",
     draft: Annotated[str | None, typer.Option(help="ModelVariant that drafts.")] = None,
+    classifier: Annotated[str | None, typer.Option(help="ModelVariant for labels that are generated today.")] = None,
     accelerators: Annotated[
         Path | None, typer.Option(help="CSV of what you measured: name,costPerHour,requestsPerSecond.")
     ] = None,
 ) -> None:
-    """Propose a policy for the traffic there was: YAML on standard output, the reasons beside it."""
+    """Propose a policy for the traffic there was, or a merge patch of one: YAML on standard output, with reasons."""
+    from sixfold_runtime import explain
+    from sixfold_runtime.manifests import ManifestError, Policy, read
     from sixfold_runtime.report import command
     from sixfold_runtime.report.model import ReportError
 
-    question = command.Question(prometheus, log or [], namespace, policy, since, None)
     try:
-        print(command.recommend(question, name, draft, accelerators, Console(stderr=True)), end="")
-    except ReportError as error:
+        existing = None
+        if files:
+            existing = read(files).policy(policy)
+        elif fetch:
+            if policy is None:
+                raise typer.BadParameter("--fetch needs the policy's name", param_hint="--policy")
+            found = explain.from_cluster(policy, namespace, context, None)
+            existing = Policy(found.name, found.namespace, found.spec, Path())
+        of_prometheus = (namespace, policy) if prometheus or not existing else (None, None)  # a log knows neither
+        question = command.Question(prometheus, log or [], *of_prometheus, since, None)
+        wanted = command.Wanted(name, draft, classifier, existing, accelerators)
+        print(command.recommend(question, wanted, Console(stderr=True)), end="")
+    except (ReportError, ManifestError, explain.ExplainError) as error:
         _fail(error)
 
 

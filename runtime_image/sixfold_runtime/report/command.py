@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from sixfold_api.scalars import Duration, duration_seconds
+from sixfold_runtime.manifests import Policy
 from sixfold_runtime.report import log_source
-from sixfold_runtime.report import recommend as rules
+from sixfold_runtime.report.accelerators import accelerators
 from sixfold_runtime.report.analysis import figures
 from sixfold_runtime.report.model import Counted, Figures, ReportError
 from sixfold_runtime.report.page import page
 from sixfold_runtime.report.prometheus_source import PrometheusSource
+from sixfold_runtime.report.recommend import Proposal, proposals
+from sixfold_runtime.report.recommended import new_policy, patch_of
+from sixfold_runtime.report.served import others, requests_of, served_by, served_of
 from sixfold_runtime.report.words import milliseconds, money, percent
 
 
@@ -68,23 +71,66 @@ def write(found: Figures, question: Question, html: Path | None, json_file: Path
         raise ReportError(f"{error.filename} can't be written: {error.strerror}") from error
 
 
-def recommend(question: Question, name: str, draft: str | None, devices: Path | None, console: Console) -> str:
-    """The proposed policy as YAML; why goes to the console. Raises ReportError."""
-    counted = read(question)
-    served = rules.served_by(counted, draft)
-    found = rules.proposals(figures(counted), served)
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is to be recommended.
+
+    Attributes:
+        name: of a new policy.
+        draft, classifier: ModelVariants that there are for it.
+        existing: to be changed; None: a new one.
+        devices: CSV file of what was measured on accelerators.
+    """
+
+    name: str = "recommended"
+    draft: str | None = None
+    classifier: str | None = None
+    existing: Policy | None = None
+    devices: Path | None = None
+
+
+def recommend(question: Question, wanted: Wanted, console: Console) -> str:
+    """Policies, or a merge patch of an existing one, as YAML; a summary goes to the console. Raises ReportError."""
+    counted, existing = read(question), wanted.existing
+    figures(counted)  # or there is nothing to go by
+    if existing is not None:
+        served = served_of(existing.spec, wanted.draft, wanted.classifier)
+        if not requests_of(counted, served):
+            seen = ", ".join(others(counted, ())) or "none"
+            raise ReportError(f"no request went to variants of policy {existing.name}; those with requests: {seen}")
+        found = proposals(counted, served, existing.spec)
+        _tell(found, console)
+        result = patch_of(existing.name, existing.namespace, existing.spec, found)
+    else:
+        documents = []
+        policies = served_by(counted, wanted.draft, wanted.classifier)
+        for number, served in enumerate(policies, 1):
+            found = proposals(counted, served)
+            _tell(found, console)
+            documents.append(new_policy(wanted.name if number == 1 else f"{wanted.name}-{number}", served, found))
+        result = "---\n".join(documents)
+        if rest := others(counted, policies):
+            console.print(f"-> too few requests for a policy of their own: {', '.join(rest)}", highlight=False)
+    if wanted.devices is not None:
+        _rank(wanted.devices, console)
+    return result
+
+
+def _tell(found: Sequence[Proposal], console: Console) -> None:
     for proposal in found:
-        console.print(f"-> {proposal.what}: {proposal.why}", highlight=False, soft_wrap=True)
+        words = "; ".join(part for part in (proposal.why, proposal.needs) if part)
+        console.print(f"-> {proposal.what}: {words}", highlight=False, soft_wrap=True)
     if not found:
         console.print("-> nothing that this traffic would gain by", highlight=False)
-    if devices is not None:
-        try:
-            ranking = rules.accelerators(devices.read_text().splitlines())
-        except OSError as error:
-            raise ReportError(f"{devices} can't be read: {error.strerror}") from error
-        for device in ranking:
-            console.print(f"   {device.name}: {money(device.cost_per_million)} a million requests", highlight=False)
-    return yaml.safe_dump(rules.policy(found, served, name), sort_keys=False)
+
+
+def _rank(devices: Path, console: Console) -> None:
+    try:
+        ranking = accelerators(devices.read_text().splitlines())
+    except OSError as error:
+        raise ReportError(f"{devices} can't be read: {error.strerror}") from error
+    for device in ranking:
+        console.print(f"   {device.name}: {money(device.cost_per_million)} a million requests", highlight=False)
 
 
 def show(found: Figures, console: Console) -> None:

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from sixfold_runtime.length_bucket import length_bucket
 from sixfold_runtime.report.model import UNKNOWN, Counted, ReportError, Work
+from sixfold_runtime.report.served import ANSWERS, LABEL_ANSWERS, LABEL_TOKENS, SLICE_REQUESTS
 from sixfold_runtime.report.slots import DAY_SECONDS, Slots
 from sixfold_runtime.report.spread import fine_bound
 from sixfold_runtime.report.words import moment as in_words
@@ -86,6 +87,11 @@ class _Reading:
         status = _whole(entry.get("status"))
         counted.failed += status >= _SERVER_ERROR or (status == 200 and bool(entry.get("error_code")))
         counted.tasks[variant] = "Classification" if entry.get("path") == "/v1/classify" else "Generation"
+        if task := entry.get("task"):
+            counted.tallies[SLICE_REQUESTS, str(task)] += 1
+        if counted.tasks[variant] == "Generation" and (tokens := _whole(entry.get("output_length"))):
+            counted.tallies[ANSWERS, variant] += 1
+            counted.tallies[LABEL_ANSWERS, variant] += tokens <= LABEL_TOKENS
         if seconds:
             spent = counted.spent[Work("", variant, str(entry.get("level", "")), bucket)]
             spent.requests += 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sixfold_runtime.report.model import Counted
 from sixfold_runtime.report.parts import ExitDepth, Memory, ModeResult
+from sixfold_runtime.report.served import ANSWERS, LABEL_ANSWERS, SLICE_LOADS, SLICE_REQUESTS
 from sixfold_runtime.report.words import percent
 
 TALLIES = {
@@ -23,6 +24,10 @@ TALLIES = {
     "sixfold_slice_loads_total": "result",
     "sixfold_stream_bytes_total": "kind",
     "sixfold_shadow_total": "result",
+    LABEL_ANSWERS: "variant",
+    ANSWERS: "variant",
+    SLICE_LOADS: "task",
+    SLICE_REQUESTS: "task",
 }
 """Counters, and the label by whose values they are summed; "" sums all."""
 
