@@ -108,11 +108,11 @@ def test_who_may_read_metrics_and_state(render, monkeypatch: pytest.MonkeyPatch,
 
 def test_images(render) -> None:
     digest = "sha256:" + "0" * 64
-    assert container(render())["image"] == "sixfold-operator:0.1.0"
+    assert container(render())["image"] == "sixfold-operator:0.2.0"
     assert container(render("--set=image.operator.tag=abc"))["image"] == "sixfold-operator:abc"
     assert container(render(f"--set=image.operator.tag={digest}"))["image"] == f"sixfold-operator@{digest}"
     repository = "--set=image.operator.repository=localhost:5000/team/sixfold-operator"
-    assert container(render(repository))["image"] == "localhost:5000/team/sixfold-operator:0.1.0"
+    assert container(render(repository))["image"] == "localhost:5000/team/sixfold-operator:0.2.0"
 
 
 def test_the_operators_share_a_lease(render, monkeypatch: pytest.MonkeyPatch) -> None:
