@@ -10,6 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,7 +39,7 @@ class Job:
     labels: Mapping[str, str] | None = None
 
 
-class _Server:
+class _Server(ABC):
     """A process that answers HTTP.
 
     Attributes:
@@ -52,8 +53,9 @@ class _Server:
         self._program, self._ready_path = program, ready_path
         self._process: subprocess.Popen[bytes] | None = None
 
+    @abstractmethod
     def arguments(self) -> list[str]:
-        raise NotImplementedError
+        """Of the program; writes the configuration that they name."""
 
     def start(self) -> Self:
         """Returns when it is ready. Raises PrometheusServerError with the end of its log if it doesn't become so."""
