@@ -75,7 +75,7 @@ class Measured:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    sizes, rest_seconds = ((10, 50), 15.0) if quick else ((50, 500), 300.0)
+    sizes, rest_seconds = ((10, 50), 30.0) if quick else ((50, 500), 300.0)
     small, large = (asyncio.run(measure(count, rest_seconds)) for count in sizes)
     phases = large.cold, large.change
     print(
