@@ -7,50 +7,27 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 
 from sixfold_api.runtime_config import ServedModel
 from sixfold_api.scalars import Task
 from sixfold_runtime.engine.device import choose_device, set_threads
+from sixfold_runtime.engine.engine_commands import Call, Cancel, Stop, Submit
 from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.kv_reuse import kv_reuse_in_use
 from sixfold_runtime.engine.kv_shelf import Shelf
+from sixfold_runtime.engine.live_requests import LiveRequests
 from sixfold_runtime.engine.metrics import EngineMetrics
 from sixfold_runtime.engine.model import EngineModel
-from sixfold_runtime.engine.protocol import Chunk, Done, Generate, Request
+from sixfold_runtime.engine.protocol import Generate, Request
 from sixfold_runtime.engine.scheduler import Limits
 from sixfold_runtime.engine.shadow import Shadows
 from sixfold_runtime.engine.swap_turn import SwapTurn
-from sixfold_runtime.engine.work import CurrentConfig, Key, Output, Runner, Sink, engine_error, failed
+from sixfold_runtime.engine.work import CurrentConfig, Sink, engine_error, failed
 
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class _Submit:
-    sink: Sink
-    request: Request
-
-
-@dataclass(frozen=True)
-class _Cancel:
-    sink: Sink
-    ids: tuple[str, ...] | None
-    """None means all of the sink."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """Do this; then look whether weights have to follow the configuration, or have arrived."""
-
-    action: Callable[[], None]
-
-
-class _Stop:
-    """End the thread."""
 
 
 class Engine:
@@ -98,8 +75,8 @@ class Engine:
         self._limits = limits
         self._on_models = on_models
         self._on_counts = on_counts
-        self._commands: queue.Queue[_Submit | _Cancel | _Call | _Stop] = queue.Queue()
-        self._live: dict[Key, Runner] = {}
+        self._commands: queue.Queue[Submit | Cancel | Call | Stop] = queue.Queue()
+        self._live = LiveRequests()
         self._draining = False
         self._counts = (0, 0)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -116,15 +93,15 @@ class Engine:
             except RequestError as error:
                 self._refuse(sink, request, error)
             else:
-                self._commands.put(_Submit(sink, request))
+                self._commands.put(Submit(sink, request))
 
     def cancel(self, sink: Sink, ids: Iterable[str]) -> None:
         """Stop these within one step; no Done follows."""
-        self._commands.put(_Cancel(sink, tuple(ids)))
+        self._commands.put(Cancel(sink, tuple(ids)))
 
     def drop(self, sink: Sink) -> None:
         """Cancel all requests of a sink: whoever wanted them is gone."""
-        self._commands.put(_Cancel(sink, None))
+        self._commands.put(Cancel(sink, None))
 
     def give_turns(self, names: AbstractSet[str]) -> None:
         """Let these models exchange their weights: no other engine does at the moment."""
@@ -137,7 +114,7 @@ class Engine:
 
     def call(self, action: Callable[[], None]) -> None:
         """Do something between two steps, in the engine's thread."""
-        self._commands.put(_Call(action))
+        self._commands.put(Call(action))
 
     def drain(self) -> None:
         """Take no new requests; running and queued ones go on."""
@@ -146,7 +123,7 @@ class Engine:
     def stop(self) -> None:
         """End the thread after the current step; whatever still runs fails with 503. Blocks up to 10 s."""
         if self._thread.is_alive():
-            self._commands.put(_Stop())
+            self._commands.put(Stop())
             self._thread.join(_STOP_SECONDS)  # a model that is still loading can't be interrupted
 
     @property
@@ -218,7 +195,8 @@ class Engine:
             self._report_counts()
             if self._has_spare_time and self._commands.empty():
                 self.shadows.advance()
-        self._fail_all()
+        stopped = RequestError(503, "engine_stopped", "the engine stopped before this request was done: try again")
+        self._live.fail_all(self._config().stable.level, stopped)
         self.shadows.clear()
         for model in self.models.values():
             model.close()
@@ -245,12 +223,12 @@ class Engine:
                 command = self._commands.get(block=not (self._can_step or self._has_spare_time))
             except queue.Empty:
                 return True
-            if isinstance(command, _Stop):
+            if isinstance(command, Stop):
                 return False
-            if isinstance(command, _Submit):
+            if isinstance(command, Submit):
                 self._admit(command.sink, command.request)
-            elif isinstance(command, _Cancel):
-                self._cancel(command)
+            elif isinstance(command, Cancel):
+                self._live.cancel(command.sink, command.ids)
             else:
                 self._call(command)
             self._adapt()
@@ -274,28 +252,17 @@ class Engine:
             self._on_models()
 
     def _admit(self, sink: Sink, request: Request) -> None:
-        runner, key = self.models[request.model].runner, (sink, request.id)
+        runner = self.models[request.model].runner
         assert runner is not None, "submit() lets only requests for loaded models pass"
         try:
-            if key in self._live:
-                raise RequestError(409, "duplicate_request_id", f"a request with id {request.id!r} is running already")
-            runner.submit(key, request)
-            self._live[key] = runner
+            self._live.submit(sink, request, runner)
         except RequestError as error:
             self._refuse(sink, request, error)
         except Exception:  # a fault of ours: it ends this request, not the loop
             log.exception("model %s: a request can't be taken", request.model)
             self._refuse(sink, request, engine_error())
 
-    def _cancel(self, command: _Cancel) -> None:
-        if command.ids is None:
-            keys = [key for key in self._live if key[0] is command.sink]
-        else:
-            keys = [key for key in ((command.sink, request_id) for request_id in command.ids) if key in self._live]
-        for key in keys:
-            self._live.pop(key).cancel(key)
-
-    def _call(self, command: _Call) -> None:
+    def _call(self, command: Call) -> None:
         try:
             command.action()
         except Exception:  # a fault of ours: the loop goes on
@@ -307,42 +274,11 @@ class Engine:
         except Exception:  # a fault of ours: end the requests of this model, not the loop
             log.exception("model %s: a step failed", model.served.name)
             assert model.runner is not None
-            outputs = self._abandon(model.runner)
-        self._deliver(outputs)
-
-    def _abandon(self, runner: Runner) -> list[Output]:
-        keys = [key for key, owner in self._live.items() if owner is runner]
-        for key in keys:
-            runner.cancel(key)
-        error, level = engine_error(), self._config().stable.level
-        return [(sink, failed(request_id, level, error)) for sink, request_id in keys]
-
-    def _deliver(self, outputs: Iterable[Output]) -> None:
-        """Hand each sink its share of a step; only then are its ended requests over."""
-        chunks: dict[Sink, list[Chunk]] = {}
-        dones: dict[Sink, list[Done]] = {}
-        for sink, output in outputs:
-            if isinstance(output, Chunk):
-                chunks.setdefault(sink, []).append(output)
-            else:
-                dones.setdefault(sink, []).append(output)
-        for sink in {**chunks, **dones}:
-            ended = dones.get(sink, [])
-            try:
-                sink.deliver(chunks.get(sink, []), ended)
-            except Exception:
-                log.exception("results can't be delivered: their requests are cancelled")
-                self._cancel(_Cancel(sink, None))
-            for done in ended:
-                self._live.pop((sink, done.id), None)
+            outputs = self._live.abandon(model.runner, self._config().stable.level, engine_error())
+        self._live.deliver(outputs)
 
     def _report_counts(self) -> None:
         counts = (self.running, self.waiting)
         if counts != self._counts:
             self._counts = counts
             self._on_counts()
-
-    def _fail_all(self) -> None:
-        error = RequestError(503, "engine_stopped", "the engine stopped before this request was done: try again")
-        level = self._config().stable.level
-        self._deliver([(sink, failed(request_id, level, error)) for sink, request_id in list(self._live)])
