@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "e2e
 from kv_pods import PROMPT, SCOPE, TOKENS, Pod, random_planes
 from redis_server import RedisCluster, RedisServer, SentinelSet, wait_until, write_directory
 
-from sixfold_runtime.engine import kv_tiers
+from sixfold_runtime.engine import kv_far
 
 OpenPod = Callable[..., Pod]
 RECOVERY_SECONDS = 10.0
@@ -25,7 +25,7 @@ RECOVERY_SECONDS = 10.0
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other tests is no fault of Redis."""
-    monkeypatch.setattr(kv_tiers, "LOOKUP_SECONDS", 0.3)
+    monkeypatch.setattr(kv_far, "LOOKUP_SECONDS", 0.3)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "e2e
 from kv_pods import BLOCK, CONFIG, PROMPT, SCOPE, TOKENS, Pod, random_planes
 from redis_server import Certificates, RedisCluster, RedisServer, SentinelSet, wait_until, write_directory
 
-from sixfold_runtime.engine import kv_tiers, kv_writer
+from sixfold_runtime.engine import kv_far, kv_writer
 from sixfold_runtime.modes.kv_reuse import tenant_salt
 
 OpenPod = Callable[..., Pod]
@@ -25,7 +25,7 @@ BOB = replace(SCOPE, salt=tenant_salt("shop", "chat", "bob"))
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other tests isn't a fault of Redis here."""
-    monkeypatch.setattr(kv_tiers, "LOOKUP_SECONDS", 2.0)
+    monkeypatch.setattr(kv_far, "LOOKUP_SECONDS", 2.0)
 
 
 def test_keys_and_values_of_one_pod_are_found_by_another(directory: Path, open_pod: OpenPod) -> None:
