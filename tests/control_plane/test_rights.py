@@ -95,9 +95,7 @@ def test_what_is_granted_is_what_is_used(
 ) -> None:
     everywhere = form == "the whole cluster"
     namespace = NAMESPACE if everywhere else f"{NAMESPACE}-only"
-    arguments = ["--set=operator.resyncSeconds=1", "--set=operator.leaseDurationSeconds=3"] + (
-        [] if everywhere else [f"--set=watchNamespaces={{{namespace}}}"]
-    )
+    arguments = ["--set=operator.resyncSeconds=1"] + ([] if everywhere else [f"--set=watchNamespaces={{{namespace}}}"])
     kubectl(plane, "create", "namespace", namespace)
     began = sum(1 for _ in audit.requests(plane.audit_log))
     chart = installed.install(plane, *arguments)
