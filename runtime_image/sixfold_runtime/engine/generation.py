@@ -15,16 +15,15 @@ from sixfold_api.runtime_config import RuntimeConfig
 from sixfold_runtime.engine.accounting import Accounting
 from sixfold_runtime.engine.device import fastest_threads, set_threads
 from sixfold_runtime.engine.drafter import NO_DRAFT, Drafter
-from sixfold_runtime.engine.errors import RequestError
 from sixfold_runtime.engine.forward import Forward, make_forward
 from sixfold_runtime.engine.intake import Intake
 from sixfold_runtime.engine.kv_queue import KVQueue
 from sixfold_runtime.engine.kv_reuse import KVReuse
 from sixfold_runtime.engine.lane import Flight, Lane, Lanes
+from sixfold_runtime.engine.live_sequences import LiveSequences
 from sixfold_runtime.engine.loader import LoadedModel
 from sixfold_runtime.engine.memory import measure
 from sixfold_runtime.engine.metrics import ModelMetrics
-from sixfold_runtime.engine.picker import Picked
 from sixfold_runtime.engine.pipeline import LogitsSampler, Task, slot_bytes
 from sixfold_runtime.engine.prompts import PromptGroup
 from sixfold_runtime.engine.protocol import Generate
@@ -40,9 +39,7 @@ from sixfold_runtime.engine.work import (
     Key,
     Output,
     RunnerNotes,
-    engine_error,
     failure_of,
-    non_finite,
     overloaded,
 )
 
@@ -82,9 +79,7 @@ class GenerationRunner:
         self._draft = None if draft is None else (draft, make_forward(draft))
         self._config = config
         self._metrics = metrics
-        self._answered = answered
         self._clock = clock
-        self._sequences: dict[Key, Sequence] = {}
         self._prompts = PromptGroup(self._forward, metrics)
         self._lanes = Lanes(_lane_maker(target, self._forward, self._draft))
         can_reuse = kv is None or kv.shape is not None
@@ -96,6 +91,10 @@ class GenerationRunner:
         self.kv = kv
         self._speculation = Speculation(target.served.name, metrics, clock, MAX_DRAFT_TOKENS)
         step_bytes = slot_bytes(limits.max_running, MAX_DRAFT_TOKENS, target.vocabulary_tokens)
+        self._sequences = LiveSequences(
+            self._scheduler, self._room, self._prompts, self._lanes, self._speculation, self._accounting, metrics,
+            kv, answered,
+        )  # fmt: skip
         self._samplers = Samplers(target.device, step_bytes, metrics.buffer_wait)
         self._threads = 0
         """That a step is computed with; 0 leaves it as it is."""
@@ -110,7 +109,7 @@ class GenerationRunner:
         limits = self._scheduler.limits
         budget = measure(models, kv_budget_bytes, limits.max_running)
         self._intake.context_tokens = budget.context_tokens
-        self._scheduler = Scheduler(replace(limits, kv_tokens=budget.kv_tokens))
+        self._scheduler.limits = replace(limits, kv_tokens=budget.kv_tokens)
         self._speculation.cap_tokens = budget.draft_tokens
         if self._model.device.type == "cpu":
             cache = self._forward.new_cache(1)
@@ -178,20 +177,17 @@ class GenerationRunner:
         if self.waiting >= self._scheduler.limits.max_waiting:
             raise overloaded(self.waiting)
         is_ready = self._room.take(sequence)
-        self._sequences[key] = sequence
+        self._sequences.add(sequence)
         if is_ready:
             self._scheduler.admit(sequence.entry)
 
     def cancel(self, key: Key) -> None:
         """Forget a request; nothing more is computed or said about it. An unknown one is ignored."""
-        sequence = self._sequences.get(key)
-        if sequence is not None:
-            self._metrics.ended(sequence.level, "cancelled")
-            self._forget(sequence, is_cancelled=True)
+        self._sequences.cancel(key)
 
     def keep_nothing_of(self, tenant: str) -> None:
         """What is being computed for a tenant is not kept."""
-        theirs = [sequence for sequence in self._sequences.values() if sequence.request.tenant == tenant]
+        theirs = [sequence for sequence in self._sequences if sequence.request.tenant == tenant]
         for sequence in theirs:
             sequence.may_keep = False
         self._accounting.forget(tenant, theirs)
@@ -200,8 +196,7 @@ class GenerationRunner:
         """Take back the requests that have not begun, oldest first."""
         sequences = [self._sequences[key] for key in self._scheduler.withdraw()] + self._room.withdraw()
         for sequence in sequences:
-            del self._sequences[sequence.key]
-            self._room.release(sequence)
+            self._sequences.withdraw(sequence)
         return [(s.key, s.request) for s in sorted(sequences, key=lambda s: s.arrived_seconds)]
 
     def step(self) -> list[Output]:
@@ -238,7 +233,7 @@ class GenerationRunner:
             ready, refused = self._room.retry()
             for sequence in ready:
                 self._scheduler.admit(sequence.entry)
-            outputs += [self._fail(sequence, error) for sequence, error in refused]
+            outputs += [self._sequences.fail(sequence, error) for sequence, error in refused]
         for sequence in self._room.disappoint():
             self._scheduler.amend(sequence.entry)
 
@@ -252,13 +247,13 @@ class GenerationRunner:
 
     def _guarded(self, sequences: Iterable[Sequence], compute: Callable[[], None], outputs: list[Output]) -> None:
         """Run a forward; whatever it raises fails the requests in it and nothing else."""
-        affected = list(sequences)
+        affected, live = list(sequences), self._sequences
         try:
             compute()
         except Exception as error:
             log.exception("model %s: a forward of %d requests failed", self._model.served.name, len(affected))
             failure = failure_of(error)
-            outputs += [self._fail(sequence, failure) for sequence in affected if sequence.key in self._sequences]
+            outputs += [live.fail(sequence, failure) for sequence in affected if sequence.key in live]
 
     def _launch(self, lane: Lane, sampler: LogitsSampler) -> None:
         self._accounting.launched(self._speculation.launch(lane, sampler))
@@ -271,7 +266,7 @@ class GenerationRunner:
             if sequence.is_cancelled:
                 lane.leave(sequence)
             else:
-                self._advance(sequence, result, outputs)
+                self._sequences.advance(sequence, result, outputs)
 
     def _prefill(self, prefill: Prefill[Key], sequences: list[Sequence], outputs: list[Output]) -> None:
         began = self._clock()
@@ -293,53 +288,7 @@ class GenerationRunner:
             lane.join(sequence, self._prompts.cache, row)
         self._prompts.clear()
         for sequence, result in zip(sequences, picked, strict=True):
-            self._advance(sequence, result, outputs)
-
-    def _advance(self, sequence: Sequence, picked: Picked, outputs: list[Output]) -> None:
-        """Add what was picked for a sequence to its answer."""
-        sink = sequence.key[0]
-        if not picked.finite:
-            self._metrics.non_finite()
-            outputs.append(self._fail(sequence, non_finite()))
-        elif picked.faulty:
-            outputs.append(self._fail(sequence, engine_error()))
-        else:
-            self._metrics.generated(sequence.level, picked.accepted, len(picked.tokens) - picked.accepted)
-            outputs.append((sink, sequence.add(picked)))
-            if picked.reason is not None:
-                self._keep(sequence)
-                self._answered(sequence)
-                self._forget(sequence)
-                self._metrics.ended(sequence.level, picked.reason.value)
-                outputs.append((sink, sequence.done(picked.reason)))
-
-    def _fail(self, sequence: Sequence, error: RequestError) -> Output:
-        self._forget(sequence)
-        self._metrics.ended(sequence.level, error.code)
-        return sequence.key[0], sequence.failed(error)
-
-    def _keep(self, sequence: Sequence) -> None:
-        """Its answer is complete: keep its keys and values for those that begin alike."""
-        lane = self._lanes.of(sequence)
-        if lane is not None:
-            cache, row, tokens = lane.kept(sequence)
-            self._accounting.computed(sequence, tokens)
-            if self.kv is not None and sequence.may_keep:
-                self.kv.keep(sequence, cache, row, tokens)
-
-    def _forget(self, sequence: Sequence, is_cancelled: bool = False) -> None:
-        self._accounting.ended(sequence, is_cancelled)
-        del self._sequences[sequence.key]
-        self._scheduler.cancel(sequence.key)
-        self._speculation.forget(sequence)
-        self._room.release(sequence)
-        lane = self._lanes.of(sequence)
-        if lane is not None and lane.flight is not None and sequence in lane.flight.contexts:
-            sequence.is_cancelled = True
-        elif lane is not None:
-            lane.leave(sequence)
-        elif not self._scheduler.is_prefilling:
-            self._prompts.clear()
+            self._sequences.advance(sequence, result, outputs)
 
 
 def _lane_maker(target: LoadedModel, forward: Forward, draft: tuple[LoadedModel, Forward] | None) -> Callable[[], Lane]:

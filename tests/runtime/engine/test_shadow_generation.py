@@ -139,7 +139,7 @@ class Scene:
             request = Generate(name, "chat", prompt, settings, arm=arm)
             self.sets.submit((self.sink, name), request)
         while self.sets.can_step:
-            sequences = [s for held in self.sets._sets for s in held.runner._sequences.values()]
+            sequences = [s for held in self.sets._sets for s in held.runner._sequences]
             self.sink.take(self.sets.step())
             self.sets.adapt()
             for sequence in sequences:
