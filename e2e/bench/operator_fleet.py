@@ -106,14 +106,14 @@ def _is_available(deployment: Manifest) -> bool:
 
 
 class Operator:
-    """The operator's process, from its start."""
+    """The operator's process, from its start; it ends with this one at the latest."""
 
     def __init__(self, chart: Installed, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         environment = {**chart.environment, "SIXFOLD_METRICS_PORT": str(self.port), "SIXFOLD_LOG_LEVEL": "WARNING"}
         with log.open("wb") as output:
-            command = [sys.executable, "-m", "sixfold_operator.main"]
+            command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "sixfold_operator.main"]
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
     def stop(self) -> None:
