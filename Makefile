@@ -37,8 +37,8 @@ test-api: .venv/.synced
 test-runtime: .venv/.synced
 	@$(STAGE) runtime $(MAKE) -s runtime
 
-test-cluster: .venv/.synced # beside the runtime's tests, which take one core
-	@$(STAGE) cluster $(MAKE) -s cluster-up images
+test-cluster: .venv/.synced # beside the runtime's tests, which take one core; models are prepared meanwhile
+	@$(STAGE) cluster $(RUN) e2e/journeys/prepare.py
 
 test-models: .venv/.synced # beside the checks that need none: training takes one core for minutes
 	@$(STAGE) models $(MAKE) -s models

@@ -5,46 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
-E2E = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(E2E))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from stack import (
-    JOURNEY_KEY,
-    REPOSITORY,
-    Cluster,
-    bring_up,
-    fill_models_claim,
-    forget_models,
-    model_folders,
-    wait_ready,
-)
-
-NAMESPACE = f"journeys-{uuid4().hex[:6]}"
+from prepare import take
+from stack import REPOSITORY, Cluster, forget_models, wait_ready
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    """The cluster at hand with the operator installed from the chart and the images of this tree."""
-    return bring_up(NAMESPACE)
+def place() -> tuple[Cluster, str]:
+    """The cluster at hand with the operator installed from the chart and the images of this tree, and a namespace with
+    the examples."""
+    return take()
 
 
 @pytest.fixture(scope="session")
-def namespace(cluster: Cluster) -> Iterator[str]:
+def cluster(place: tuple[Cluster, str]) -> Cluster:
+    return place[0]
+
+
+@pytest.fixture(scope="session")
+def namespace(place: tuple[Cluster, str]) -> Iterator[str]:
     """A namespace with the models, one API key, and a Ready policy `assistant` from examples/."""
-    name = NAMESPACE
-    fill_models_claim(name, model_folders())
-    cluster.kubectl("apply", "-n", name, "-f", str(REPOSITORY / "examples"))
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "demo-api-keys"},
-        "stringData": {"alice": JOURNEY_KEY},
-    }
-    cluster.apply(name, secret)
+    cluster, name = place
     wait_ready(cluster, name, "assistant")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
