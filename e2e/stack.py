@@ -176,7 +176,8 @@ def built_images() -> dict[str, str]:
 
 def image_of(part: str) -> str:
     """The image of a part that the chart doesn't bring; the public one where it wasn't built here."""
-    return built_images().get(part, PUBLIC_IMAGES[part])
+    built = built_images()
+    return built[part] if part in built else PUBLIC_IMAGES[part]
 
 
 def install_operator(cluster: Cluster, *namespaces: str) -> str:
