@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,8 @@ class Cluster:
         if target.in_use().kind == "embedded" and found is not None:
             address = found["spec"]["clusterIP"]
             os.environ["no_proxy"] = f"{os.environ.get('no_proxy', os.environ.get('NO_PROXY', ''))},{address}"
+            # A pod that is ready isn't reached before the node's rules say so.
+            wait_until(f"{service}:{port} is reached", lambda: _accepts(address, port), 30, 0.1)
             yield f"http://{address}:{port}"
             return
         with self.port_forward(namespace, f"svc/{service}", port) as url:
@@ -116,6 +119,14 @@ class Cluster:
             finally:
                 process.terminate()
                 process.wait()
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _forwarded_address(process: subprocess.Popen[bytes], log: TextIO, resource: str) -> str:

@@ -38,6 +38,8 @@ class Election:
         self._duration_seconds, self._monotonic = duration_seconds, monotonic
         self._view = View(since=monotonic())
         self._is_heard = True
+        self._described: Manifest = {}
+        """Labels and annotations of the Lease: whoever installed it finds it by them."""
 
     def leads(self) -> bool:
         """Whether this process may act at this moment."""
@@ -124,7 +126,7 @@ class Election:
             "leaseTransitions": (before.transitions if before is not None else 0) + int(changes),
             **({"holderIdentity": holder} if holder else {}),
         }
-        metadata = {"namespace": namespace, "name": name}
+        metadata = {**self._described, "namespace": namespace, "name": name}
         if before is not None:
             metadata["resourceVersion"] = before.version
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
@@ -144,11 +146,12 @@ class Election:
         return patience if held_until is None else max(0.0, min(patience, held_until - self._monotonic()))
 
     def _record(self, lease: Manifest) -> Record:
-        spec = lease.get("spec", {})
+        spec, metadata = lease.get("spec", {}), lease["metadata"]
+        self._described = {key: metadata[key] for key in ("labels", "annotations") if key in metadata}
         return Record(
             holder=spec.get("holderIdentity") or "",
             duration_seconds=float(spec.get("leaseDurationSeconds") or self._duration_seconds),
             transitions=int(spec.get("leaseTransitions") or 0),
             acquired=spec.get("acquireTime") or "",
-            version=lease["metadata"]["resourceVersion"],
+            version=metadata["resourceVersion"],
         )
