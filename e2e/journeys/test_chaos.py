@@ -223,6 +223,10 @@ async def test_engines_sleep_and_a_request_wakes_them(cluster: Cluster, namespac
         await asyncio.to_thread(
             policy.wait, "engines sleep", lambda: policy.condition("Ready").get("reason") == "Asleep", 180
         )
+        engines = "sixfold.dev/policy=sleeper,sixfold.dev/component=engine"
+        await asyncio.to_thread(
+            policy.wait, "the last one has gone", lambda: not cluster.list(namespace, "pods", engines)
+        )
         body = {"model": "sleeper", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 4}
         with cluster.reach(namespace, "sleeper-gateway", 8000) as url:
             async with httpx.AsyncClient(base_url=url, timeout=180) as http:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sixfold_api.generation import MAX_DRAFT_TOKENS, DraftLength
@@ -100,6 +100,7 @@ def test_no_row_gets_more_than_the_most_or_its_room(
 
 
 @settings(max_examples=40, deadline=None)
+@example(chance=0.875, decay=1.0, draft=0.375, token=0.0, most=2, rows=2, seed=127)  # unlucky at first, and far behind
 @given(
     chance=st.floats(0.02, 0.98),
     decay=st.floats(0.8, 1.0),

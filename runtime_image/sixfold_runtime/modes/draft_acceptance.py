@@ -13,6 +13,8 @@ SEQUENCE_PRIOR_TOKENS = 8.0
 SEQUENCE_MEMORY_TRIES = 64.0
 CARRIED_OVER = 0.1
 """Of a sequence's record, when its context grows into the next bucket: there the draft may be out of its reach."""
+FADE = 1 - 1 / 64
+"""Of a sequence's record, for each step without a draft."""
 SUREST = 0.99
 STALE = -1
 
@@ -85,6 +87,12 @@ class SequenceAcceptance:
         keep = (1 - 1 / SEQUENCE_MEMORY_TRIES) ** tries
         self.accepted = self.accepted * keep + accepted
         self.foreseen = self.foreseen * keep + sum(bucket.acceptance()[:tries])
+        self._version = STALE
+
+    def fade(self) -> None:
+        """For a step that it was left out of: nothing is learned of it meanwhile, so what was seen counts ever less,
+        and one that was only unlucky is drafted for again."""
+        self.accepted, self.foreseen = self.accepted * FADE, self.foreseen * FADE
         self._version = STALE
 
     def expected(self, bucket: Bucket) -> list[float]:

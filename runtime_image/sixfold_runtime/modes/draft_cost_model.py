@@ -155,10 +155,14 @@ class CostModel:
         length = min(step, row.room_tokens)
         if length:
             sequence.left_out = gains[length] < price * (ROW_RETURNS if sequence.left_out else ROW_LEAVES)
-        return 0 if sequence.left_out else length
+        if sequence.left_out:
+            sequence.fade()
+            return 0
+        return length
 
     def _probe(self, rows: Sequence[Row], chosen: list[int], costs: StepCosts) -> None:
-        """Let undrafted rows draft a little now and then, to notice when it has begun to pay."""
+        """Let an undrafted row draft a little now and then, to notice when it has begun to pay. One, the one that the
+        draft is behind by least: reading up on all of a large batch would cost more than looking may, for ever."""
         if costs.age_steps(0) >= REMEASURE_STEPS:
             return  # a step without drafts has to be measured first
         by_bucket: dict[int, list[int]] = {}
@@ -172,18 +176,17 @@ class CostModel:
                 continue
             probing.idle_steps += 1
             length = min(PROBE_TOKENS, self._max_tokens)
-            if probing.is_due(self._probe_cost([rows[index] for index in indices], len(rows), length, costs)):
+            nearest = min(indices, key=lambda index: rows[index].draft_lag_tokens)
+            if probing.is_due(self._probe_cost(rows[nearest], len(rows), length, costs)):
                 probing.started()
-                for index in indices:
-                    chosen[index] = min(length, rows[index].room_tokens)
+                chosen[nearest] = min(length, rows[nearest].room_tokens)
 
-    def _probe_cost(self, probed: list[Row], rows: int, length: int, costs: StepCosts) -> float:
+    def _probe_cost(self, probed: Row, rows: int, length: int, costs: StepCosts) -> float:
         """What a probe costs beyond a plain step, in plain steps."""
         cost = costs.seconds()
         if not cost:
             return 0.0
-        lag = sum(row.draft_lag_tokens for row in probed) * self._lag_seconds(rows)
-        return (cost[length] - cost[0] + lag) / cost[0]
+        return (cost[length] - cost[0] + probed.draft_lag_tokens * self._lag_seconds(rows)) / cost[0]
 
     def _catch_up_seconds(self, row: Row, rows: int) -> float:
         """Cost of reading up on a row, spread over the steps that it will be of use for."""
