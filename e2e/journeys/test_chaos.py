@@ -43,8 +43,8 @@ def needs_embedded() -> None:
 
 
 def kill(cluster: Cluster, namespace: str, pod: str) -> None:
-    """SIGKILL to what runs in the pod, which its kubelet starts again. On another cluster than the embedded node the pod
-    is deleted without grace, which leaves its processes a moment."""
+    """SIGKILL to what runs in the pod, which its kubelet starts again. On another cluster than the embedded node the
+    pod is deleted without grace, which leaves its processes a moment."""
     if target.in_use().kind != "embedded":
         cluster.kubectl("delete", "pod", "-n", namespace, pod, "--grace-period=0", "--force")
         return
