@@ -229,6 +229,7 @@ def test_a_status_survives_the_models(api, example: str) -> None:
             "healthySeconds": 60,
             "breaches": [{"subject": "Level/3", "at": NOW}],
             "trial": {"path": TUNED["path"], "previous": "5", "objective": "0.0012", "since": NOW},
+            "settling": {"byPolicy": NOW, "byLevel": NOW, "byArm": NOW, "canary": NOW},
         },
         "conditions": [READY | {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
     }

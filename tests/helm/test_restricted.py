@@ -18,7 +18,7 @@ from sixfold_operator.builders.job import Inputs, preparation_job
 from sixfold_operator.builders.workload import engine_deployment, gateway_deployment
 from sixfold_operator.settings import OperatorSettings
 
-NAMESPACE = "restricted"
+NAMESPACE = "restricted-pods"
 SETTINGS = OperatorSettings(runtime_image="registry.example/runtime:1", hub_endpoint="https://hub.example.com")
 OWNER = {"apiVersion": "sixfold.dev/v1alpha1", "metadata": {"name": "bot", "namespace": NAMESPACE, "uid": "u1"}}
 POLICY, VARIANT = OWNER | {"kind": "InferencePolicy"}, OWNER | {"kind": "ModelVariant"}

@@ -95,10 +95,18 @@ def test_defaults_of_the_api_are_no_drift(wanted: dict[str, Any], default: Any) 
         ({"replicas": 5}, {"replicas": 1}, False),
         ({"flag": True}, {"flag": 1}, True),
         (None, {"x": 1}, False),
+        ({"hash": "12e99999999999999999"}, {"hash": "1"}, False),
     ],
 )
 def test_drift(live: Any, wanted: Any, same: bool) -> None:
     assert covers(live, wanted) is same
+
+
+def test_labels_and_annotations_are_texts() -> None:
+    """A hash may look like a number: `1e3` is not `1000` there."""
+    wanted = with_hash({"metadata": {"name": "a", "labels": {"x": "1000"}}, "spec": {}})
+    assert not has_drifted(wanted, wanted)
+    assert has_drifted({**wanted, "metadata": {**wanted["metadata"], "labels": {"x": "1e3"}}}, wanted)
 
 
 def test_a_field_that_is_no_longer_wanted_is_drift() -> None:

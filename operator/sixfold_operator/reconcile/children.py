@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from sixfold_operator.builders.common import SPEC_HASH_ANNOTATION, Manifest, with_hash
@@ -57,8 +57,10 @@ def covers(live: Any, wanted: Any) -> bool:
 def has_drifted(live: Manifest, wanted: Manifest) -> bool:
     """Whether `live` must be applied again to become `wanted` (with its hash)."""
     metadata, wish = live["metadata"], wanted["metadata"]
-    if any(not covers(metadata.get(part), wish[part]) for part in ("annotations", "labels")):  # the hash is among them
-        return True
+    for part in ("annotations", "labels"):  # texts, the hash among them: no two are the same quantity
+        has = metadata.get(part) or {}
+        if any(has.get(key) != value for key, value in wish[part].items()):
+            return True
     return any(not covers(live.get(part), wanted[part]) for part in ("spec", "data") if part in wanted)
 
 
@@ -153,5 +155,5 @@ def _quantity(value: Any) -> Decimal | None:
     digits = text.rstrip("kKMGTPEim")
     try:
         return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
-    except (InvalidOperation, KeyError):
+    except (ArithmeticError, KeyError):  # a number that no quantity can be, such as 1e99999999
         return None
