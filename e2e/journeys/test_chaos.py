@@ -219,7 +219,11 @@ def test_a_disk_that_fills_up_in_a_job(cluster: Cluster, namespace: str, small_c
         return condition(cluster.get(namespace, "mvar", "fills-up"), "Prepared")
 
     wait_until("the variant says why", lambda: prepared()["reason"] == "DiskFull", 180)
-    assert not [path for path in small_claim.rglob("*") if path.is_file()], "nothing half-written stays"
+    wait_until(
+        "nothing half-written stays (it may be tried again meanwhile)",
+        lambda: not any(path.is_file() for path in small_claim.rglob("*")),
+        60,
+    )
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_claim)], check=True)
     cluster.kubectl("delete", "jobs", "-n", namespace, "-l", "sixfold.dev/variant=fills-up")
     wait_until("it is prepared", lambda: prepared()["status"] == "True", 180)

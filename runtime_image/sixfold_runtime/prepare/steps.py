@@ -81,9 +81,10 @@ def run(request: Request, outcome: Outcome, log: Log) -> None:
     if rewrites and place is not None:
         _require_another_place(folder, place)
         with explained(place.target):
-            made = _rewrite(request, folder, verified, place, outcome, log)
-            place.publish(made)
-            place.clear()
+            try:
+                place.publish(_rewrite(request, folder, verified, place, outcome, log))
+            finally:
+                place.clear()  # a claim that filled up has room again, for the report to begin with
         verified = _verify(place.target, _root(request, place), request, log)
     _verify_heads(request, outcome, verified, log)
     outcome.report |= {

@@ -273,3 +273,4 @@ def test_a_full_disk_is_worth_another_try(examples, claims, run_prepare, monkeyp
     monkeypatch.setattr("shutil.copyfile", full)
     failure = run_prepare("pvc://models/chat-draft", "Generation", *options(INT8)).transient_failure
     assert failure.reason == "DiskFull"
+    assert not list((claims / "artifacts").glob(".new.*")), "nothing half-written keeps the disk full"
