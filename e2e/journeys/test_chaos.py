@@ -226,7 +226,7 @@ def test_a_disk_that_fills_up_in_a_job(cluster: Cluster, namespace: str, small_c
     )
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_claim)], check=True)
     cluster.kubectl("delete", "jobs", "-n", namespace, "-l", "sixfold.dev/variant=fills-up")
-    wait_until("it is prepared", lambda: prepared()["status"] == "True", 180)
+    wait_until("it is prepared", lambda: prepared()["status"] == "True", 400)
 
 
 async def test_engines_sleep_and_a_request_wakes_them(cluster: Cluster, namespace: str) -> None:
