@@ -26,7 +26,8 @@ from watching import (
 
 NEWCOMER = "newcomer"
 WORKLOAD_SECONDS = 24
-LONG = "I come with letters from the king, and with much news of the war. " * 16
+SYSTEM_PROMPT = "I come with letters from the king, and with much news of the war. " * 64
+"""What every conversation begins with, as the instructions of an assistant are."""
 TEXTS = (
     "A moving, funny and beautifully acted film.",
     "Dull, clumsy and far too long: a waste of a good cast.",
@@ -177,9 +178,9 @@ class ControlDemo:
 
 async def converse_and_classify(http: httpx.AsyncClient, model: str) -> str:
     """Two turns of a conversation and a batch of texts: three requests."""
-    messages = [{"role": "user", "content": LONG + str(time.monotonic_ns() % 1000)}]
+    messages = [{"role": "user", "content": SYSTEM_PROMPT + str(time.monotonic_ns() % 1000)}]
     for question in ("What of the queen?", None):
-        body = {"model": model, "messages": messages, "max_tokens": 32, "temperature": 0}
+        body = {"model": model, "messages": messages, "max_tokens": 24, "temperature": 0}
         answer = await http.post("/v1/chat/completions", json=body)
         if not answer.is_success:
             return answer.text
