@@ -11,6 +11,7 @@ from sixfold_operator.builders.autoscaling import HPA_KIND, KEDA_KIND, autoscale
 from sixfold_operator.builders.common import Manifest
 from sixfold_operator.builders.workload import SCALED_BY_ANNOTATION, components
 from sixfold_operator.kube import REPLICAS_MANAGER, ApiError
+from sixfold_operator.reconcile.children import is_controlled_by
 from sixfold_operator.reconcile.context import Context
 from sixfold_operator.reconcile.findings import Findings
 from sixfold_operator.reconcile.rollout import Verdict, is_running
@@ -40,7 +41,7 @@ async def autoscale(context: Context, findings: Findings) -> None:
     wanted: dict[str, list[Manifest]] = {HPA_KIND: [], KEDA_KIND: []}
     for part in components(spec):
         load = load_of(spec, part)
-        if load is not None and findings.deployments.get(part) is not None:
+        if load is not None and _own(findings, part) is not None:
             manifest = autoscaler(policy, part, load, scaler(load, context.served_kinds, url), url)
             wanted[manifest["kind"]].append(manifest)
     for kind, manifests in wanted.items():
@@ -65,10 +66,10 @@ async def ensure_deployment(context: Context, wanted: Manifest) -> Manifest:
 async def sleep_or_wake(context: Context, findings: Findings) -> float | None:
     """Take engines away that nobody asks, and bring them back when somebody does. Returns after how many seconds to ask
     the gateways again; None where no engine may sleep."""
-    waits = []
+    waits, metadata = [], findings.policy["metadata"]
     gateways = sum(map(is_running, findings.pods.get(GATEWAY, ())))
     for part in (ENGINE, CLASSIFIER):
-        load, live = load_of(findings.spec, part), findings.deployments.get(part)
+        load, live = load_of(findings.spec, part), _own(findings, part)
         if load is None or live is None or not load.may_sleep:
             continue
         if scaler(load, context.served_kinds, context.settings.prometheus_url) is Scaler.KEDA:
@@ -76,10 +77,17 @@ async def sleep_or_wake(context: Context, findings: Findings) -> float | None:
         replicas = live["spec"].get("replicas", 1)
         target = wanted_replicas(load, replicas, gateways, findings.states.values())
         if target != replicas:
-            log.info("%s: %s", part, "woken by a request" if target else "put to sleep: nobody asks")
+            what = "woken by a request" if target else "put to sleep: nobody asks"
+            log.info("%s: %s", part, what, extra={"fields": {key: metadata[key] for key in ("namespace", "name")}})
             await _set_replicas(context, live, target)
         waits.append(look_seconds(load, target))
     return min(waits, default=None)
+
+
+def _own(findings: Findings, part: str) -> Manifest | None:
+    """The component's Deployment, unless it is somebody else's: then its number of pods is too."""
+    live = findings.deployments.get(part)
+    return live if live is not None and is_controlled_by(live, findings.policy["metadata"]["uid"]) else None
 
 
 async def _set_replicas(context: Context, live: Manifest, replicas: int) -> None:
